@@ -73,7 +73,6 @@ class Processes:
     self.generation = client.generation if client else generation_lib.FIRST
     self.hosts = client.start.hosts if client else ('',)
     self._client = client
-    self._ahead = config.data.prefetch
     self._leaves_early = False
     self._stack = contextlib.ExitStack()
     self._activity = activity.Activity()
@@ -85,9 +84,9 @@ class Processes:
       joining_timeout=config.cluster.rendezvous_timeout,
     )
     self._expected_save_seconds: Callable[[], float] = float
-    self._stop = preemption.StopHandler(
-      config, self._expected_stop_seconds, client.tell if client and client.is_elastic else None
-    )
+    stop_seconds = functools.partial(self._expected_stop_seconds, config.data.prefetch)
+    tell = client.tell if client and client.is_elastic else None
+    self._stop = preemption.StopHandler(config, stop_seconds, tell)
     if client:
       client.attach(self)
     if self.generation.stops:
@@ -220,8 +219,8 @@ class Processes:
     if self._client is not None:
       shared_folder.check(workdir, self)
 
-  def _expected_stop_seconds(self):
-    return self._watchdog.expected_stop_seconds(self._ahead) + self._expected_save_seconds()
+  def _expected_stop_seconds(self, ahead):
+    return self._watchdog.expected_stop_seconds(ahead) + self._expected_save_seconds()
 
   def _stalled(self, state):
     text = f'{_phase(state)} has lasted {state["seconds"]:.0f} s'

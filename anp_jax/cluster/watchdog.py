@@ -109,7 +109,7 @@ class Watchdog:
     """Returns the seconds from a vote to stop to the end of its save.
 
     Args:
-      ahead: number of batches that are made ahead, each of which has a vote.
+      ahead: number of batches, with a vote in each, that are made ahead.
     """
     steps = ahead + 6  # its own, one until its metrics are read, and a margin
     return 2 * self._longest_pause + steps * max(self._durations, default=0.0)

@@ -217,8 +217,7 @@ def _costs(folder, arguments, flags):
 
 
 def _batch_size(typed):
-  keys, _ = command_line.split_overrides(typed)
-  return int(keys.get('batch_size', _BATCH))
+  return int(command_line.split_overrides(typed)[0].get('batch_size', _BATCH))
 
 
 def _exponential(mean, count, chance):

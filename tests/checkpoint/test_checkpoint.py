@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 import types
+from unittest import mock
 
 import hypothesis
 from hypothesis import strategies
@@ -47,8 +48,7 @@ def _state(step, mesh=None, axis=None):
 
 
 def _mesh(count):
-  config = config_lib.base()
-  return mesh_lib.create(config, jax.devices()[:count])
+  return mesh_lib.create(config_lib.base(), jax.devices()[:count])
 
 
 def _open(workdir, config, data=DATA, abstract_state=None):
@@ -254,11 +254,9 @@ def test_all_damaged_is_an_error_not_a_new_run(workdir, config):
 
 
 def test_a_full_memory_moves_no_checkpoint(workdir, config, monkeypatch):
-  def restore(*_, **__):
-    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory')
-
+  error = jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory')
   with monkeypatch.context() as full:
-    full.setattr(ocp.StandardCheckpointHandler, 'restore', restore)
+    full.setattr(ocp.StandardCheckpointHandler, 'restore', mock.Mock(side_effect=error))
     builders.assert_refused('none of the checkpoints', _open(workdir, config).restore)
   assert _open(workdir, config).restore()[1] == 2
 

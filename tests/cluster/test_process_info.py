@@ -225,7 +225,7 @@ def test_no_problem_with_gpus_of_slurm(here, variables, platform):
 
 @pytest.mark.parametrize('copies', [(0, 0), (9, 0), (0, 9)])
 def test_whether_a_process_has_a_copy_of_the_state(config, here, copies):
-  """In either of two files, of which each may be empty."""
+  """In either of two files; each may be empty."""
   files = {str(i): os.memfd_create('copy') for i in range(len(copies))}
   for file, size in zip(files.values(), copies):
     os.truncate(file, size)

@@ -114,7 +114,7 @@ def test_a_worker_compares_with_the_first():
 def test_an_example_without_a_label_is_named_at_the_start(count, kind):
   source = _source()
   source._labels[500] = -1
-  text = 'example 500 has no label; expected a split'
+  text = 'test: example 500 has no label; expected a split'
   assert all(error.startswith(text) for error in _check(*[source] * count, kind=kind))
 
 

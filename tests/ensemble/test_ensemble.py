@@ -216,7 +216,7 @@ def test_a_member_that_diverges_ends_alone(tmp_path, alone):
 
 
 def test_an_ensemble_with_a_lost_member_fails(tmp_path, monkeypatch):
-  scores = {str(tmp_path / f'seed{seed}'): {} for seed in range(2)}  # as of those that diverge
+  scores = {str(tmp_path / f'seed{seed}'): {} for seed in range(2)}  # those that diverge have none
   monkeypatch.setattr(
     ensemble_run.Ensemble, 'train', lambda _: (scores, cluster.preemption.CONTINUE)
   )

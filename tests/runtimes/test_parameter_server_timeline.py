@@ -107,8 +107,8 @@ def test_no_update_ends_an_outage(mode):
   keys = {'simulate.outage_chance': 0.3, 'simulate.outage_seconds': 1000.0}
   keys |= {'parts': 1} if mode == 'rennala' else {}
   seconds = _seconds(_updates(4, 400, mode=mode, **keys))
-  # Of 400 passes or more 120 begin with an outage, less 4 standard errors of 9.2: 83,
-  # of which 4 may last on. Four workers are away at once at most.
+  # Of 400 passes or more 120 begin with an outage, less 4 standard errors of 9.2: 83.
+  # Four of these may last on, and at most four workers are away at once.
   assert seconds[-1] > (83 - 4) * 1000 / 4
 
 

@@ -76,7 +76,7 @@ def test_names_of_files_are_one_line(tmp_path, config):
 
 def test_what_predict_writes_and_prints():
   stream = io.BytesIO()
-  write = predict_rows.writer('csv', stream, ['file', 'rank', 'class'])
+  write = predict_rows.writer('csv', stream.write, ['file', 'rank', 'class'])
   write([{'file': '=HYPERLINK("x").jpg', 'rank': 1, 'class': '@cat'}])
   text = stream.getvalue().decode()
   assert list(csv.reader(io.StringIO(text)))[1] == ['\'=HYPERLINK("x").jpg', '1', "'@cat"]
