@@ -187,7 +187,8 @@ class Run:
       if any(self._processes.gather(is_lost)):
         recorder.save(step, state)
       recorder.checkpoints.wait()
-      mirror.upload(recorder.workdir)
+      with contextlib.suppress(mirror.UploadError):  # lines of metrics, no step
+        mirror.upload(recorder.workdir)
     self._processes.restart()
 
   def wait_for_saves(self, step: int) -> None:

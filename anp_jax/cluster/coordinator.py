@@ -203,6 +203,7 @@ class Coordinator:
     for rank, problem in self._members.unlike_the_first().items():
       self._refuse(self._members[rank].info, self._members[rank].writer, problem)
       self._members.pop(rank).left = True
+      self._members.dismiss(rank)
     try:
       self._members.begin(listener.free_port(), self._settings.min_processes)
     except termination.EXPECTED as e:
@@ -249,9 +250,10 @@ class Coordinator:
       self._drop(member, f'has failed: {text}')
       return
     text = f'{member.name}: {text}'
-    # One without the state has just come: the others have trained without it.
+    # One that came without the state: the others have trained without it.
     is_new = self._members.go_on and not member.info['has_state']
-    if (code == termination.TRY_AGAIN or is_new) and self._members.are_elastic:
+    is_misfit = is_new and code == termination.BAD_INPUT
+    if (code == termination.TRY_AGAIN or is_misfit) and self._members.are_elastic:
       self._regrouping.begin({member.index: text}, {member.index: [code, text, False]})
     elif code == termination.FAILED:
       within = _LOSS_SEEN_WITHIN

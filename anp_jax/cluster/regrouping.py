@@ -58,16 +58,17 @@ class Regrouping:
       ends: how those end that certainly do, by rank: status, reason, whether with stacks.
       coordinator: rank of another coordinator, which all join; None: there is none.
     """
-    for rank, end in ends.items():
-      self._send(rank, {'end': end})
-    if self.has_begun:
-      return
-    self.has_begun = True
+    is_first, self.has_begun = not self.has_begun, True
     message = self._members.next_generation(lost, ends)
     message['stops'] = self._told >= set(self._members.ranks) - lost.keys()
     if coordinator is not None:
       message['coordinator'] = coordinator
-    self._send_all({'regroup': message})
+    # A process that leaves ends as soon as it hears of it.
+    for rank in self._members.in_order():
+      if rank in ends:
+        self._send(rank, {'end': ends[rank]})
+      elif is_first:
+        self._send(rank, {'regroup': message})
 
   def tell(self, rank: int) -> None:
     """Notes that a process was told to leave; if all were, the run stops."""

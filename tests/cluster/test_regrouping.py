@@ -110,14 +110,28 @@ def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(
   assert run.wait_for_end(1) == [(0, 'the other processes go on with the run', False)]
 
 
-def test_a_newcomer_with_another_config_is_sent_away_even_if_it_is_first():
-  run = _Run(3, generation=_generation(0, 1))
-  for rank, seed in ((2, 7), (1, 0), (0, 0)):
-    run.join(rank, config={'seed': str(seed)})
+@pytest.mark.parametrize('others, left', [((2,), (1, 0)), ((2, 3), (0,))])
+def test_newcomers_with_another_config_are_sent_away_even_if_they_are_first(others, left):
+  """However many they are."""
+  run = _Run(3, generation=_generation(*left))
+  for rank in (*others, *left):
+    run.join(rank, config={'seed': str(rank > 1)})
     coordinating.wait(lambda rank=rank: {rank} & {*run.coordinator._members, *run.errors})
   run.started()
-  assert run.clients.keys() == {0, 1} and run.clients[0].start.ranks == [0, 1]
-  assert 'config.seed' in str(run.errors[2])
+  assert run.clients.keys() == {*left} and run.clients[0].start.ranks == sorted(left)
+  assert all('config.seed' in str(run.errors[rank]) for rank in others)
+
+
+def test_the_coordinators_process_is_the_last_to_hear_that_it_ends():
+  sent = []
+  run = _members(0, (0, 1, 2), _generation(0, 1, 2))
+  regroup = regrouping.Regrouping(
+    run, lambda rank, message: sent.append((rank, *message)), None, ''
+  )
+  regroup._told = {0}
+  for rank in run.ranks:
+    regroup.note_ready(rank)
+  assert sent == [(1, 'regroup'), (2, 'regroup'), (0, 'end')]
 
 
 @pytest.mark.parametrize('has_state', [False, True])
