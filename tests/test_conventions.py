@@ -38,7 +38,7 @@ _LAYERS = (
 # a commit that says why may raise one.
 _BUDGET = {
   'anp_jax': 790,
-  'anp_jax/checkpoint': 2_395,
+  'anp_jax/checkpoint': 2_415,
   'anp_jax/cluster': 2_985,
   'anp_jax/config': 2_245,
   'anp_jax/costs': 470,
@@ -52,9 +52,9 @@ _BUDGET = {
   'anp_jax/system': 2_475,
   'anp_jax/tools': 6_095,
   'anp_jax/training': 1_110,
-  'core': 30_710,
+  'core': 30_735,
   'scripts': 2_500,
-  'tests': 39_030,
+  'tests': 39_050,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -7,50 +7,29 @@ processes, each one also copies the part of the next one, and keeps the copy bef
 as another process may be lost while it writes.
 """
 
-from collections.abc import Callable, Sequence
-import json
+from collections.abc import Callable
 import math
-import mmap
-import os
-import struct
 import threading
 import time
-from typing import Any, NamedTuple
-import zlib
+from typing import Any
 
 import jax
 from jax import lax
 import numpy as np
 
 from anp_jax import cluster
-from anp_jax.cluster import generation
+from anp_jax.checkpoint import memory_slot
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.system import error_lines, host_memory, memory as memory_lib
+from anp_jax.system import error_lines, memory as memory_lib
 
 P = mesh_lib.P
 _NAMES = 'mirror', 'mirror of the step before'
-_HEADER = struct.Struct('<QQ')  # position and length of the table, which is written last
 SHARE = 0.01  # of the time may go into copies
 # Steps after the start that are copied; the second copy is timed, as the first finds no
 # memory yet. And the step at which its time, and that of a step, are known.
 _COPIED, _MEASURED = (1, 4), 8
-_NONE = -1, -1  # version of an empty slot
-_MAX_READ = 2**30  # bytes; the system reads less than 2 GiB at once
 _CHUNK = 2**22  # words that processes exchange at once
-
-
-class Piece(NamedTuple):
-  """A block of an array.
-
-  Attributes:
-    leaf: number of the array in the state's tree.
-    bounds: first and last excluded position in each dimension.
-    data: values of the block.
-  """
-
-  leaf: int
-  bounds: tuple[tuple[int, int], ...]
-  data: np.ndarray
+_NO_COPY = 'the state is not copied to memory: {}; a checkpoint replaces it'
 
 
 class HostMirror:
@@ -68,7 +47,7 @@ class HostMirror:
     self._mesh = mesh_lib.mesh_of(abstract_state)
     self._processes, self._every = processes, every
     inherited = processes.generation.descriptors
-    self._slots = [_Slot(name, inherited.get(name)) for name in _NAMES]
+    self._slots = [memory_slot.Slot(name, inherited.get(name)) for name in _NAMES]
     self._is_divided = [any(_batch_axes(leaf.sharding.spec)) for leaf in self._leaves]
     self._pending: tuple[int, Any] | None = None  # step and copies that are not written yet
     self._thread: threading.Thread | None = None
@@ -93,7 +72,10 @@ class HostMirror:
       for version, pieces in contents.items()
     ]
     holdings = [
-      {tuple(version): {(leaf, _pairs(b)) for leaf, b in blocks} for version, blocks in values}
+      {
+        tuple(version): {(leaf, memory_slot.pairs(b)) for leaf, b in blocks}
+        for version, blocks in values
+      }
       for values in self._processes.gather(local)
     ]
     versions = [v for v in set().union(*holdings) if self._is_whole(v, holdings)]
@@ -124,7 +106,11 @@ class HostMirror:
     if self._processes.count == 1:
       return
     self._write_pending()
-    self._first = self._first or (step, time.monotonic())
+    if self._first is None:
+      self._first = step, time.monotonic()
+      if not all(self._processes.gather(self._has_room())):
+        self._copy = None
+        print(_NO_COPY.format('a device has no room for it'), flush=True)
     if not self._every:
       self._measure(step, state)
     elif step % self._every == 0:
@@ -197,8 +183,19 @@ class HostMirror:
       self._slots = []
     else:
       self._copy = None
-    text = error_lines.first_line(error)
-    print(f'the state is not copied to memory: {text}; a checkpoint replaces it', flush=True)
+    print(_NO_COPY.format(error_lines.first_line(error)), flush=True)
+
+  def _has_room(self):
+    """Whether each device can hold a copy and the most that steps have taken so far."""
+    need = sum(
+      (1 + is_divided) * math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+      for leaf, is_divided in zip(self._leaves, self._is_divided)
+    )
+    return all(
+      need <= limit - memory_lib.of_device(device, 'peak_bytes_in_use')
+      for device in self._mesh.local_devices
+      if (limit := memory_lib.of_device(device, 'bytes_limit'))
+    )
 
   def _copies(self, leaves):
     """Fresh buffers: of this process, and of the next process's divided parts."""
@@ -227,12 +224,12 @@ class HostMirror:
 
   def _pieces(self, copies, shifted):
     """The blocks of this process, each once."""
-    pieces: dict[tuple, Piece] = {}
+    pieces: dict[tuple, memory_slot.Piece] = {}
 
     def add(leaf, shape, index, data):
       block = _block(index, shape)
       if (leaf, block) not in pieces:
-        pieces[leaf, block] = Piece(leaf, block, np.asarray(data))
+        pieces[leaf, block] = memory_slot.Piece(leaf, block, np.asarray(data))
 
     for number, array in enumerate(copies):
       for shard in array.addressable_shards:
@@ -292,98 +289,6 @@ class HostMirror:
       part[:] = np.asarray(summed.addressable_data(0))[: len(part)]
 
 
-class _Slot:
-  """A file in memory with the blocks of one step.
-
-  Attributes:
-    version: step of what is in it, -1 without one, and generation that wrote it.
-  """
-
-  def __init__(self, name: str, descriptor: int | None):
-    self._name, self._descriptor = name, descriptor
-    self._table: dict = self._read_table()
-    self.version: tuple[int, int] = tuple(self._table.get('version', _NONE))
-
-  @property
-  def step(self) -> int:
-    """Step of what is in it; -1 without one."""
-    return self.version[0]
-
-  def write(self, version: tuple[int, int], pieces: Sequence[Piece]) -> None:
-    """Replaces the content; it is none until all is there.
-
-    Raises:
-      OSError: if memory is full.
-    """
-    if self._descriptor is None:
-      self._descriptor = _open(self._name)
-    self.version = _NONE
-    blocks = [np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8) for piece in pieces]
-    offsets = np.cumsum([_HEADER.size, *map(len, blocks)]).tolist()
-    table = json.dumps(
-      {
-        'version': version,
-        'blocks': [
-          [p.leaf, p.bounds, p.data.dtype.name, offset, len(block), zlib.crc32(block.data)]
-          for p, block, offset in zip(pieces, blocks, offsets[:-1], strict=True)
-        ],
-      }
-    ).encode()
-    size = offsets[-1] + len(table)
-    if (missing := size - os.fstat(self._descriptor).st_size) > 0:
-      # An error here, not a signal later.
-      if missing > (left := host_memory.available()):
-        raise OSError(f'{missing / 1e6:,.0f} MB are needed, and {left / 1e6:,.0f} MB are left')
-      os.posix_fallocate(self._descriptor, 0, size)
-    with mmap.mmap(self._descriptor, size) as memory:
-      memory[: _HEADER.size] = bytes(_HEADER.size)
-      for block, offset in zip(blocks, offsets[:-1], strict=True):
-        # NumPy lets other threads run meanwhile.
-        np.frombuffer(memory, np.uint8, len(block), offset)[:] = block
-      memory[offsets[-1] : size] = table
-      memory[: _HEADER.size] = _HEADER.pack(offsets[-1], len(table))
-    self._table, self.version = json.loads(table), version
-
-  def read(self) -> list[Piece]:
-    """Returns the blocks; none if one of them has changed."""
-    assert self._descriptor is not None
-    pieces = []
-    for leaf, bounds, dtype, offset, length, checksum in self._table['blocks']:
-      block = b''.join(
-        os.pread(self._descriptor, min(_MAX_READ, length - start), offset + start)
-        for start in range(0, length, _MAX_READ)
-      )
-      if zlib.crc32(block) != checksum:
-        return []
-      shape = [stop - start for start, stop in bounds]
-      data = np.frombuffer(block, np.dtype(dtype)).reshape(shape)
-      pieces.append(Piece(leaf, _pairs(bounds), data))
-    return pieces
-
-  def clear(self) -> None:
-    """Gives the memory back."""
-    if self._descriptor is not None:
-      os.ftruncate(self._descriptor, 0)
-    self.version = _NONE
-
-  def _read_table(self):
-    if self._descriptor is None:
-      return {}
-    generation.keep(self._name, self._descriptor)
-    header = os.pread(self._descriptor, _HEADER.size, 0)
-    if len(header) < _HEADER.size:
-      return {}
-    position, length = _HEADER.unpack(header)
-    return json.loads(os.pread(self._descriptor, length, position)) if length else {}
-
-
-def _open(name):
-  """A file in memory that the next generation of this process inherits."""
-  descriptor = os.memfd_create(f'anp_jax {name}')
-  generation.keep(name, descriptor)
-  return descriptor
-
-
 def _batch_axes(spec):
   """Axes of the batch over which a sharding divides an array."""
   names = [name for part in spec for name in (part if isinstance(part, tuple) else (part,))]
@@ -393,8 +298,3 @@ def _batch_axes(spec):
 def _block(index, shape):
   """An index of slices as first and last excluded positions."""
   return tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True))
-
-
-def _pairs(bounds):
-  """Bounds as they were before they were JSON."""
-  return tuple((start, stop) for start, stop in bounds)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax.checkpoint import host_mirror
+from anp_jax.checkpoint import host_mirror, memory_slot
 from anp_jax.cluster import generation
 from anp_jax.parallel import mesh as mesh_lib
 from tests import builders
@@ -124,7 +124,7 @@ def test_memory_holds_one_state(descriptors):
 
 
 def test_without_memory_nothing_is_copied(monkeypatch, capsys):
-  monkeypatch.setattr(host_mirror.host_memory, 'available', lambda: 1)
+  monkeypatch.setattr(memory_slot.host_memory, 'available', lambda: 1)
   mirror, *_ = _kept(2, steps=(7, 8))
   assert _steps(mirror) == []
   text = capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_without_memory_nothing_is_copied(monkeypatch, capsys):
 
 def test_a_process_without_memory_copies_with_the_others(monkeypatch, capsys):
   """A divided state is shifted between processes: a collective of all of them."""
-  monkeypatch.setattr(host_mirror.host_memory, 'available', lambda: 1)
+  monkeypatch.setattr(memory_slot.host_memory, 'available', lambda: 1)
   state, abstract, _ = _state(2, divided=True)
   mirror = host_mirror.HostMirror(abstract, _Processes(), every=1)
   copies, copy = [], mirror._copy
@@ -144,6 +144,24 @@ def test_a_process_without_memory_copies_with_the_others(monkeypatch, capsys):
     mirror.wait()
   assert len(copies) == 2 and _steps(mirror) == []
   assert capsys.readouterr().out.count('the state is not copied to memory: ') == 1
+
+
+@pytest.mark.parametrize('divided', [False, True])
+@pytest.mark.parametrize('room, is_kept', [(0, True), (-1, False)])
+def test_devices_without_room_beside_the_step_copy_nothing(
+  monkeypatch, capsys, divided, room, is_kept
+):
+  state, abstract, _ = _state(2, divided)
+  # Of two devices: a kernel of 16 x 3 float32 each, or a half of it and that of the next
+  # process, then 5 bfloat16 and a step.
+  need = 16 * 3 * 4 + 5 * 2 + 4
+  numbers = {'bytes_limit': 10_000, 'peak_bytes_in_use': 10_000 - need - room}
+  monkeypatch.setattr(host_mirror.memory_lib, 'of_device', lambda _, field: numbers[field])
+  mirror = host_mirror.HostMirror(abstract, _Processes(count=2), every=1)
+  for step in (1, 2):
+    mirror.keep_if_due(step, lambda: state)
+  assert mirror.wait() == (2 if is_kept else -1)
+  assert ('a device has no room for it' in capsys.readouterr().out) == (not is_kept)
 
 
 @pytest.mark.parametrize('where', [0, 20])

@@ -110,16 +110,17 @@ def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(
   assert run.wait_for_end(1) == [(0, 'the other processes go on with the run', False)]
 
 
-@pytest.mark.parametrize('others, left', [((2,), (1, 0)), ((2, 3), (0,))])
-def test_newcomers_with_another_config_are_sent_away_even_if_they_are_first(others, left):
+@pytest.mark.parametrize('newcomers, survivors', [((2,), (1, 0)), ((2, 3), (0,))])
+def test_newcomers_with_another_config_are_sent_away_even_if_they_are_first(newcomers, survivors):
   """However many they are."""
-  run = _Run(3, generation=_generation(*left))
-  for rank in (*others, *left):
+  run = _Run(3, generation=_generation(*survivors))
+  for rank in (*newcomers, *survivors):
     run.join(rank, config={'seed': str(rank > 1)})
     coordinating.wait(lambda rank=rank: {rank} & {*run.coordinator._members, *run.errors})
   run.started()
-  assert run.clients.keys() == {*left} and run.clients[0].start.ranks == sorted(left)
-  assert all('config.seed' in str(run.errors[rank]) for rank in others)
+  assert run.clients.keys() == {*survivors}
+  assert run.clients[0].start.ranks == sorted(survivors)
+  assert all('config.seed' in str(run.errors[rank]) for rank in newcomers)
 
 
 def test_the_coordinators_process_is_the_last_to_hear_that_it_ends():
