@@ -10,6 +10,7 @@ import signal
 import time
 import types
 
+import hypothesis
 import jax
 import ml_collections
 import numpy as np
@@ -21,6 +22,8 @@ from anp_jax.config import command_line, data_keys
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import delayed_metrics
 
+# Examples of a test of generated inputs; 0: as many as `make test` has time for.
+FUZZED = int(os.environ.get('ANP_FUZZ', 0))
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -258,3 +261,19 @@ def batch_sharding(config, data: int, model: int = 1):
   config.mesh.data, config.mesh.model = data, model
   mesh = mesh_lib.create(config, jax.devices()[: data * model])
   return mesh_lib.batch_sharding(mesh)
+
+
+def fuzzed(examples, *arguments):
+  """Makes a test of generated inputs, as many as `make test` has time for."""
+
+  def decorate(test):
+    settings = hypothesis.settings(
+      max_examples=FUZZED or examples,
+      derandomize=not FUZZED,
+      deadline=None,
+      database=None,
+      suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    return settings(hypothesis.given(*arguments)(test))
+
+  return decorate

@@ -91,7 +91,8 @@ def stream(config, source, start=0, training=True, rows=None, **more):
     rows: of each batch.
     **more: `batch`, the size of one, and the `registry` of damaged examples.
   """
-  batch, registry = more.get('batch', BATCH), more.get('registry')
+  batch, registry = more.pop('batch', BATCH), more.pop('registry', None)
+  assert not more
   rows = np.arange(batch) if rows is None else rows
   plan = batch_plan.BatchPlan(config, len(source), batch, rows, training, start)
   return pipeline.batches(source, plan, registry)

@@ -11,7 +11,6 @@ import math
 import os
 import random
 
-import hypothesis
 from hypothesis import strategies as st
 import pytest
 
@@ -23,23 +22,6 @@ from anp_jax.tools.compare import __main__ as compare, comparison_curves
 from tests import builders, mutations
 
 _TINY = 'configs/resnet_anp.py:tiny'
-_EXAMPLES = int(os.environ.get('ANP_FUZZ', 0))
-
-
-def fuzzed(examples, *arguments):
-  """Makes a test of generated inputs, as many as `make test` has time for."""
-
-  def decorate(test):
-    settings = hypothesis.settings(
-      max_examples=_EXAMPLES or examples,
-      derandomize=not _EXAMPLES,
-      deadline=None,
-      database=None,
-      suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    return settings(hypothesis.given(*arguments)(test))
-
-  return decorate
 
 
 def _check(command):
@@ -104,7 +86,7 @@ _VALUES = st.one_of(
 )
 
 
-@fuzzed(50, st.lists(st.tuples(st.sampled_from(_KEYS), _VALUES), min_size=1, max_size=2))
+@builders.fuzzed(50, st.lists(st.tuples(st.sampled_from(_KEYS), _VALUES), min_size=1, max_size=2))
 def test_any_value_of_any_key(typed):
   _typed(f'--config={_TINY}', *(f'--config.{k}={v}' for k, v in typed))
 
@@ -124,7 +106,7 @@ _FLAGS = st.sampled_from(
 )
 
 
-@fuzzed(100, st.lists(st.tuples(_FLAGS, st.booleans(), _VALUES), min_size=1, max_size=4))
+@builders.fuzzed(100, st.lists(st.tuples(_FLAGS, st.booleans(), _VALUES), min_size=1, max_size=4))
 def test_any_flags(typed):
   arguments = []
   for flag, is_joined, value in typed:
@@ -226,8 +208,8 @@ def _mutated(data, draw):
 def test_damaged_files_of_a_run(name, damage, whole_run):
   workdir, files = whole_run
   assert _compare(workdir, draws=False)[0] == 0
-  draw = random.Random(name if not _EXAMPLES else None)
-  for i in range(_EXAMPLES or 6):
+  draw = random.Random(name if not builders.FUZZED else None)
+  for i in range(builders.FUZZED or 6):
     draws = name == 'metrics.jsonl' and not i  # what is drawn
     _check_file(whole_run, name, damage(files[name], draw), draws)
 
@@ -260,8 +242,8 @@ def test_damaged_files_of_published_weights(name, tmp_path):
   files = {'config.json': _SAVED, 'preprocessor_config.json': _PROCESSOR}
   for file, value in files.items():
     (tmp_path / file).write_text(json.dumps(value))
-  draw = random.Random(name if not _EXAMPLES else None)
-  for _ in range(_EXAMPLES or 100):
+  draw = random.Random(name if not builders.FUZZED else None)
+  for _ in range(builders.FUZZED or 100):
     data = mutations.mutated(json.dumps(files[name]).encode(), draw, _TOKENS)
     mutations.replace_file(tmp_path / name, data)
     try:
@@ -281,7 +263,7 @@ def _published(arguments):
   processors.images(*read, 'bilinear')
 
 
-@fuzzed(
+@builders.fuzzed(
   30,
   st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

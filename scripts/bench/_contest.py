@@ -133,7 +133,7 @@ def rounds(contestants: Sequence[str], count: int) -> Iterator[list[str]]:
 def times(
   workers: Mapping[str, Worker], count: int, question: Callable[[str], dict]
 ) -> dict[str, list[float]]:
-  """Returns the seconds that workers answer, by contestant, in the rounds' order.
+  """Returns the seconds that workers answer, or of a step of 'steps', by contestant.
 
   Args:
     workers: by contestant.
@@ -143,8 +143,9 @@ def times(
   seconds: dict[str, list[float]] = {contestant: [] for contestant in workers}
   for order in rounds(list(workers), count):
     for contestant in order:
-      reply = workers[contestant].ask(**question(contestant))
-      seconds[contestant].append(reply['seconds'])
+      asked = question(contestant)
+      reply = workers[contestant].ask(**asked)
+      seconds[contestant].append(reply['seconds'] / asked.get('steps', 1))
   return seconds
 
 

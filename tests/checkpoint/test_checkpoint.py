@@ -13,7 +13,6 @@ import time
 import types
 from unittest import mock
 
-import hypothesis
 from hypothesis import strategies
 from hypothesis.extra import numpy as hypothesis_numpy
 import jax
@@ -331,11 +330,12 @@ def _reference_checksum(array):
   return sum(w * (2 * i + 1) for i, w in enumerate(words)) % 2**32
 
 
-@hypothesis.given(
+@builders.fuzzed(
+  100,
   hypothesis_numpy.arrays(
     strategies.sampled_from(['?', 'i1', 'f2', 'u4', 'f8']),
     hypothesis_numpy.array_shapes(max_dims=2),
-  )
+  ),
 )
 def test_checksum_of_any_array(array):
   assert checksums.of_array(array) == _reference_checksum(array)

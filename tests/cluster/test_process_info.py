@@ -232,6 +232,8 @@ def test_whether_a_process_has_a_copy_of_the_state(config, here, copies):
   now = generation.Generation(1, descriptors=files)
   environment = {generation.VARIABLE: json.dumps(now._asdict())}
   info = process_info.collect(cluster_env.ALONE, config, {}, environment)
+  for file in files.values():
+    os.close(file)
   assert info['has_state'] == any(copies)
 
 

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import store_copy
 from anp_jax.system import remote
-from tests import builders, gcs_server, s3_server
+from tests import builders, gcs_server, launching, s3_server
 
 _BUCKET = f'gs://{gcs_server.BUCKET}'
 
@@ -142,7 +140,8 @@ store_copy.path('config.data.path', 'gs://bucket/killed', builders.config())
 
 def test_copy_that_was_killed_goes_on(gcs, root, capsys):
   _put(gcs, 'killed', _tree())
-  assert subprocess.run([sys.executable, '-c', _KILLED], check=False).returncode == 9
+  result = launching.python('-c', _KILLED)
+  assert result.returncode == 9, result.stderr
   store_copy.path('config.data.path', f'{_BUCKET}/killed', builders.config())
   # Drafts may be left.
   assert _tree().items() <= builders.read_tree(root / 'remote/gs/bucket/killed').items()

@@ -65,7 +65,7 @@ SMALL = {
 # Endings of the names of networks that are one of several of their kind.
 _SLOW = ('_b1', '_b2', '_b3', '_b4', 'tf_efficientnet_b0', '101', '152', '32x8d', 'seresnet50')
 _SLOW = (*_SLOW, '_lite1', '_lite2', '_small', '_base', 'v2_tiny', 'wide_resnet50_2')
-_SLOW = (*_SLOW, 'resnet34', '_femto', '_pico', '_nano', 'v2_s')
+_SLOW = (*_SLOW, 'resnet34', '_femto', '_pico', '_nano')
 
 
 def test_the_config_offers_the_networks_that_there_are():

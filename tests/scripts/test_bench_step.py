@@ -59,7 +59,7 @@ class Worker:
     self.requests.append((self.contestant, steps))
     # A turn's second round takes three times as long.
     turns = sum(c == self.contestant for c, _ in self.requests)
-    return {'seconds': self.seconds[self.contestant] * (2 * turns - 1)}
+    return {'seconds': self.seconds[self.contestant] * steps * (2 * turns - 1)}
 
   def close(self):
     self.open = False
