@@ -102,7 +102,7 @@ def _check_apart(folder, source):
   is_run = 'strategy.name' in run_file or saved_run.has_checkpoints(folder)
   if is_run or os.path.realpath(folder) in map(os.path.realpath, (source, os.path.dirname(source))):
     raise config_lib.ConfigError(
-      f'--output={folder!r} holds a run or the weights of --checkpoint; choose another folder'
+      f'--output={folder!r} is the folder of a run or of these weights; choose another one'
     )
 
 

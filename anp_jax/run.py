@@ -187,7 +187,7 @@ class Run:
       if any(self._processes.gather(is_lost)):
         recorder.save(step, state)
       recorder.checkpoints.wait()
-      with contextlib.suppress(mirror.UploadError):  # lines of metrics, no step
+      with contextlib.suppress(mirror.UploadError):  # only metrics are missing there
         mirror.upload(recorder.workdir)
     self._processes.restart()
 

@@ -179,9 +179,14 @@ class Run:
 class Gathering:
   """One of several processes that gather values; each is a thread."""
 
-  def __init__(self, index, values, barrier):
+  def __init__(self, index, values, barrier, goes_on=False):
     self.index, self._values, self._barrier = index, values, barrier
+    self.goes_on = goes_on
     self.count = barrier.parties
+
+  def is_ended_by(self, index):
+    """Whether this process ends if another does not fit."""
+    return not self.goes_on or index == self.index
 
   def name(self, index):
     """The name of a process, whose rank is another number."""

@@ -39,10 +39,10 @@ _LAYERS = (
 _BUDGET = {
   'anp_jax': 790,
   'anp_jax/checkpoint': 2_415,
-  'anp_jax/cluster': 2_985,
+  'anp_jax/cluster': 2_990,
   'anp_jax/config': 2_245,
   'anp_jax/costs': 470,
-  'anp_jax/data': 5_900,
+  'anp_jax/data': 5_905,
   'anp_jax/ensemble': 540,
   'anp_jax/models': 1_880,
   'anp_jax/parallel': 1_580,
@@ -50,11 +50,11 @@ _BUDGET = {
   'anp_jax/reporting': 2_205,
   'anp_jax/runtimes': 5_545,
   'anp_jax/system': 2_475,
-  'anp_jax/tools': 6_095,
+  'anp_jax/tools': 6_100,
   'anp_jax/training': 1_110,
-  'core': 30_735,
+  'core': 30_740,
   'scripts': 2_500,
-  'tests': 39_050,
+  'tests': 39_080,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

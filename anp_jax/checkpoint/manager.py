@@ -138,9 +138,9 @@ class Checkpoints(reader.Reader):
   def restore(self, which: str = 'newest') -> tuple[Any, int] | None:
     """Reads the newest whole checkpoint, or a named one.
 
-    A damaged newest one is named, and the one before is used; it is then moved to
-    `damaged/`, unless the folders are only read. Where none can be read, all stay where
-    they are: a full memory, or a store that does not answer, may be why.
+    A damaged newest one is named, and the one before is used. What is damaged is then
+    moved to `damaged/`, unless the folders are only read. Where none can be read, all
+    stay where they are: a full memory, or a store that does not answer, may be why.
 
     Args:
       which: 'newest', 'best' or a step.

@@ -116,6 +116,10 @@ class Processes:
     """Makes this process, which the run can do without, leave without waiting."""
     self._leaves_early = True
 
+  def is_ended_by(self, index: int) -> bool:
+    """Returns whether this process ends if one does not fit: in a run that goes on, it alone."""
+    return not self.generation.number or index == self.index
+
   def name(self, index: int) -> str:
     """Returns the name of a process for people: 'rank 1 on node2'."""
     return self._client.start.name(index) if self._client else 'this process'

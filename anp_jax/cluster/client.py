@@ -205,7 +205,8 @@ class CoordinatorClient:
           return
         print('this process is a spare: it waits until another one is lost', flush=True)
         if threading.current_thread() is threading.main_thread():
-          signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing is lost with it
+          for number in generation_lib.HELD_BACK:
+            signal.signal(number, lambda *_: os._exit(0))  # nothing is lost with it
           signal.pthread_sigmask(signal.SIG_UNBLOCK, generation_lib.HELD_BACK)
       elif 'end' in message:
         code, text = message['end'][:2]

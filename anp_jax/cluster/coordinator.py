@@ -250,9 +250,7 @@ class Coordinator:
       self._drop(member, f'has failed: {text}')
       return
     text = f'{member.name}: {text}'
-    # One that came without the state: the others have trained without it.
-    is_new = self._members.go_on and not member.info['has_state']
-    is_misfit = is_new and code == termination.BAD_INPUT
+    is_misfit = code == termination.BAD_INPUT and self._members.is_new(member)
     if (code == termination.TRY_AGAIN or is_misfit) and self._members.are_elastic:
       self._regrouping.begin({member.index: text}, {member.index: [code, text, False]})
     elif code == termination.FAILED:

@@ -182,6 +182,11 @@ class Members(dict[int, Member]):
     problems = {rank: mismatch([first.info, member.info]) for rank, member in self.items()}
     return {rank: problem for rank, problem in problems.items() if problem}
 
+  def is_new(self, member: Member) -> bool:
+    """Whether a process came to a run that goes on, whose state others have."""
+    have_state = any(other.info['has_state'] for other in self.values())
+    return self.go_on and have_state and not member.info['has_state']
+
   def take_in(self, member: Member) -> None:
     """Adds a process; one whose rank is taken in an elastic run gets another."""
     if self._takes_newcomers() and member.index in self:

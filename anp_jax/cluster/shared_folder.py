@@ -36,7 +36,7 @@ def check(workdir: str, processes: Any) -> None:
     if not processes.index:
       _remove(folder / name)
   for index, problem in enumerate(problems):
-    if problem:
+    if problem and processes.is_ended_by(index):
       raise config_lib.ConfigError(
         f'--workdir={urls.remote_url(workdir)}: {processes.name(index)} {problem}'
       )

@@ -51,7 +51,7 @@ def check_apart(
   if not urls.scheme(output):
     paths = [os.path.realpath(p) for p in paths]
   common = os.path.commonpath(paths)
-  if common in paths if around else common == paths[1]:
+  if common == paths[1] or around and common == paths[0]:
     how = 'inside' if common == paths[1] else 'around'
     raise errors.ConfigError(
       f'{flag}={output} is {how} config.data.path={config.data.path}, '

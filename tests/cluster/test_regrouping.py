@@ -135,13 +135,16 @@ def test_the_coordinators_process_is_the_last_to_hear_that_it_ends():
   assert sent == [(1, 'regroup'), (2, 'regroup'), (0, 'end')]
 
 
-@pytest.mark.parametrize('has_state', [False, True])
-def test_a_newcomer_that_fails_ends_alone(has_state):
-  run = _Run(3).join(0, 1, has_state=True).join(2, has_state=has_state).started()
+@pytest.mark.parametrize(
+  'has_state, ends_alone', [((1, 0), True), ((1, 1), False), ((0, 0), False)]
+)
+def test_a_newcomer_that_fails_ends_alone(has_state, ends_alone):
+  """If others have a copy of the state."""
+  run = _Run(3).join(0, 1, has_state=has_state[0]).join(2, has_state=has_state[1]).started()
   run.coordinator._members._generation = _generation(0, 1)
   run.clients[2].fail(termination.BAD_INPUT, 'it has 1 devices')
   text = 'rank 2 on node2: it has 1 devices'
-  if has_state:
+  if not ends_alone:
     assert {end[:2] for end in run.wait_for_end(0, 1)} == {(termination.BAD_INPUT, text)}
     return
   assert [new.lost for new in run.next_generations(2).values()] == [{2: text}] * 2

@@ -27,13 +27,13 @@ def check(monkeypatch):
   monkeypatch.setattr(shared_folder.remote, 'path', lambda _: here.folder)
   monkeypatch.setattr(shared_folder, '_SEEN_WITHIN', 0.1)
 
-  def check_all(*folders):
+  def check_all(*folders, goes_on=False):
     values, barrier = [None] * len(folders), threading.Barrier(len(folders))
 
     def one(index):
       here.folder = folders[index]
       try:
-        shared_folder.check('/w', coordinating.Gathering(index, values, barrier))
+        shared_folder.check('/w', coordinating.Gathering(index, values, barrier, goes_on))
       except config_lib.ConfigError as e:
         return str(e)
       return ''
@@ -73,3 +73,8 @@ def test_a_folder_of_another_node_is_named_by_all(check, tmp_path):
   )
   assert len(set(texts)) == 1
   assert os.listdir(tmp_path / 'a') == []
+
+
+def test_in_a_run_that_goes_on_only_the_node_with_another_folder_ends(check, tmp_path):
+  first, other = check(tmp_path / 'a', tmp_path / 'b', goes_on=True)
+  assert not first and other.startswith('--workdir=/w: rank 4 on node1 does not see')

@@ -23,13 +23,13 @@ class _Listed(image_sources.Source):
     return self._files
 
 
-def _check(*by_rank, kind='training'):
+def _check(*by_rank, kind='training', goes_on=False):
   """Checks each process's source; returns each one's error, or ''."""
   count = len(by_rank)
   values, barrier = [None] * count, threading.Barrier(count)
 
   def one(index):
-    processes = coordinating.Gathering(index, values, barrier)
+    processes = coordinating.Gathering(index, values, barrier, goes_on)
     try:
       agreement.check(processes, **{kind: by_rank[index]})
     except config_lib.ConfigError as e:
@@ -107,6 +107,11 @@ def test_a_worker_compares_with_the_first():
     (_source(swap=500), _DIFFER),
   ):
     builders.assert_refused(f'^rank 3 has.*{text}', agreement.check_with, other, expected, 3)
+
+
+def test_in_a_run_that_goes_on_only_the_one_with_other_data_ends():
+  first, other, last = _check(_source(), _source(drop=1), _source(), goes_on=True)
+  assert (first, last) == ('', '') and other.startswith('rank 4 on node1 has other training data')
 
 
 @pytest.mark.parametrize('kind', ['training', 'evaluation'])

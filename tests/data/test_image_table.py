@@ -79,7 +79,6 @@ def test_what_is_neither_text_nor_number_is_no_class(tmp_path, config, labels, w
     ('', ['has the columns none']),
     ('path,label\n', ['has no rows']),
     ('path,lable\nx/0.jpg,a\n', ['path, lable', 'adjective and noun', "mean 'label'?"]),
-    ('path,label,splt\nx/0.jpg,a,train\n', ['path, label, splt', "did you mean 'split'?"]),
     ('path,noun\nx/0.jpg,a\n', ['path, noun', 'adjective and noun']),
     ('path,label\nx/0.jpg,a\nx/1.jpg,\n', [':3: label is']),
     ('path,label\nx/0.jpg,a\nx/1.jpg\n', [':3: 1 columns, expected 2']),
@@ -104,6 +103,8 @@ def test_rows_of_a_split_that_is_mistyped_are_named(tmp_path, config, caplog):
   place = f'{root}/list.csv:3'
   assert f"{place}: the split 'trian' is not read; did you mean 'train'?" in caplog.text
   assert "'test'" not in caplog.text
+  _open(config, _write(root / 'list.csv', text.replace('split', 'splt')))
+  assert "Path, label, splt, author, and no split; did you mean 'split'?" in caplog.text
 
 
 def test_bad_files_are_one_line(tmp_path, config):

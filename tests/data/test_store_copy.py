@@ -130,10 +130,11 @@ def test_what_did_not_arrive_is_copied_by_the_next_start(gcs, root, monkeypatch)
 _KILLED = """
 import os
 from anp_jax.data.sources import store_copy
-from anp_jax.system import progress
+from anp_jax.system import files
 from tests import builders
 
-progress.Progress.add = lambda *_: os._exit(9)  # once a first object has arrived
+append = files.append_json_line
+files.append_json_line = lambda *line: append(*line) or os._exit(9)  # once one has arrived
 store_copy.path('config.data.path', 'gs://bucket/killed', builders.config())
 """
 

@@ -426,7 +426,7 @@ def test_a_run_and_the_exported_weights_are_not_written_over(path, source, tmp_p
   monkeypatch.setattr(trained_lib, 'load', lambda *_: trained)
   before = {path: b'{"strategy.name": "sync"}'}
   builders.write_tree(tmp_path, before)
-  words = [f'--output={str(tmp_path)!r} holds a run or the weights']
+  words = [f'--output={str(tmp_path)!r} is the folder of a run or of these weights']
   builders.assert_refused(words, list, export.export('it', str(tmp_path), 'newest', ('cpu',)))
   assert builders.read_tree(tmp_path) == before
 

@@ -47,7 +47,7 @@ def open_source(config: ml_collections.ConfigDict, training: bool) -> Source:
   if training and (split == other_split or {'', '.'} & {split, other_split}):
     image_folder.warn_once(
       f'config.data.train_split={split!r} and eval_split={other_split!r} share examples: scores '
-      'are of images that the run is trained on'
+      'would be of images that a run is trained on'
     )
   source = open_split(config, split, other_split)
   if not len(source):

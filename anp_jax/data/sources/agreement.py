@@ -49,6 +49,8 @@ def check(processes: 'cluster.Processes', **sources: source_lib.Source) -> None:
     # Only two processes send more: names of classes may be a megabyte.
     is_shown = processes.index in (0, other)
     details = processes.gather(description if is_shown else None)
+    if not processes.is_ended_by(other):
+      continue
     raise config_lib.ConfigError(
       f'{processes.name(other)} has other {kind} data than {processes.name(0)}: '
       f'{difference(details[other], details[0])}'

@@ -5,6 +5,7 @@ number of its class, or its name. They are numbers if all of them are.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+import numbers
 import os
 import re
 from typing import Any
@@ -40,7 +41,7 @@ def text(value: Any) -> str:
   """
   if isinstance(value, bytes):
     return os.fsdecode(value)
-  if not isinstance(value, (str, int, float)):
+  if not isinstance(value, (str, numbers.Number)):
     raise ValueError(f'{value!r} is neither a text nor a number')
   return str(value)
 

@@ -80,7 +80,7 @@ def _rows(file):
       f'{_hint(lower, (*_PATHS, "label", "adjective", "noun"))}'
     )
   if split is None and (hint := _hint(lower, _SPLITS)):
-    raise config_lib.ConfigError(f'{file} has the columns {", ".join(columns)}{hint}')
+    image_folder.warn_once(f'{file} has the columns {", ".join(columns)}, and no split{hint}')
   rows, firsts = [], {}
   for number, cells in table:
     place = f'{file}:{number}'

@@ -8,6 +8,7 @@ removed. So a copy that was interrupted or killed goes on.
 from concurrent import futures
 import contextlib
 import os
+import threading
 
 import ml_collections
 
@@ -102,16 +103,17 @@ def _download(address, target, objects, list_file):
   progress = progress_lib.Progress(
     f'copying {address} to {target}, {total / 1e6:,.1f} MB', len(objects), log_seconds=_LOG_SECONDS
   )
+  lock = threading.Lock()
+
+  def copy(name):
+    _copy_file(address, target, name, objects[name][0])
+    with lock:
+      files.append_json_line(list_file, {'name': name, 'state': objects[name]})
+
   with futures.ThreadPoolExecutor(_DOWNLOADS) as pool:
-    jobs = {
-      pool.submit(_copy_file, address, target, name, size): name
-      for name, (size, _) in objects.items()
-    }
     try:
-      for job in futures.as_completed(jobs):
+      for job in futures.as_completed([pool.submit(copy, name) for name in objects]):
         job.result()
-        name = jobs[job]
-        files.append_json_line(list_file, {'name': name, 'state': objects[name]})
         progress.add(1)
     finally:
       pool.shutdown(cancel_futures=True)

@@ -73,6 +73,9 @@ def find(paths: list[str]) -> list[Run]:
 
 def _workdirs(path):
   """The workdirs in a folder, such as those of an ensemble's members, or the folder itself."""
+  is_ensemble = bool(_is_workdir(path) and saved_run.read(path).get('ensemble.seeds'))
+  if _is_workdir(path) and not is_ensemble:
+    return [path]  # and no export in it
   inside = sorted(glob.glob(os.path.join(glob.escape(path), '*')))
   workdirs = [p for p in inside if _is_workdir(p)] or [path]
   if not _is_workdir(workdirs[0]):

@@ -112,7 +112,9 @@ def _status(job):
   """Exit status of a job that has just ended; 1 if it was killed, or Slurm has forgotten it."""
   try:
     text = _slurm('scontrol', 'show', 'job', '--oneliner', job)
-  except config_lib.ConfigError:
+  except config_lib.ConfigError as e:
+    if 'Invalid job id' not in str(e):
+      raise
     return 1
   status, number = re.search(r'\bExitCode=(\d+):(\d+)', text).groups()
   return int(status) or int(number != '0')

@@ -24,7 +24,8 @@ from anp_jax.tools.study import grid, scaling
 ENDED = 'study.json'
 LOG = 'study.log'
 _REFUSED = 2  # status of main.py for bad input
-_OF_CONFIG = 'config.'  # begins the line of a config that it cannot run
+# Begins the line of a config that it cannot run.
+_OF_CONFIG = re.compile(r'(rank \d+ on \S+: )?config\.')
 _NOT_FINITE = 'not finite'  # in the line of a run that diverged
 # Values that stand for one that the run decides and writes to its config.json.
 _BY_RUN = {'batch_size': 0, 'model.dtype': 'auto'}
@@ -175,7 +176,7 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
     error = error or f'ended with status {status}'
     if cell.duration and _NOT_FINITE in error:
       _write_end(study, cell, cores, error=error)
-    if status != _REFUSED or not error.startswith(_OF_CONFIG):
+    if status != _REFUSED or not _OF_CONFIG.match(error):
       return error
     # A run that has begun was valid: now something else is wrong.
     has_begun = os.path.exists(os.path.join(workdir, telemetry.METRICS))

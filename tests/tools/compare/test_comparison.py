@@ -130,6 +130,10 @@ def test_the_members_of_an_ensemble_are_runs(tmp_path):
   _run(tmp_path / 'both', {'ensemble.seeds': '0:2'})
   members = [_run(tmp_path / 'both' / f'seed{i}', {'seed': i}) for i in range(2)]
   assert [run.path for run in runs_lib.find([str(tmp_path / 'both')])] == members
+  # What was exported into the folder of a run is none.
+  (tmp_path / 'both' / 'seed0' / 'exported').mkdir()
+  (tmp_path / 'both' / 'seed0' / 'exported' / 'config.json').write_text('{"architectures": []}')
+  assert [run.path for run in runs_lib.find(members)] == members
 
 
 def test_torn_lines_and_runs_without_any(tmp_path, no_figure):

@@ -221,10 +221,11 @@ def _begun(tmp_path):
   return study, workdir
 
 
-def test_a_run_that_refuses_its_config_is_left_out(tmp_path):
+@pytest.mark.parametrize('of_a_rank', ['', 'rank 1 on node2: '])
+def test_a_run_that_refuses_its_config_is_left_out(tmp_path, of_a_rank):
   """Some is known only when its processes have started; status 2 says so."""
   study, workdir = _begun(tmp_path)
-  log, line = workdir / 'study.log', 'config.strategy.servers=4: too many'
+  log, line = workdir / 'study.log', f'{of_a_rank}config.strategy.servers=4: too many'
   log.write_text(f'error: {line}\n')
 
   def is_refused(status):
