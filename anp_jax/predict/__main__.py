@@ -200,9 +200,8 @@ def _run(flags, progress):
     # After an error, too; Ctrl-C ends the process at once.
     stack.callback(_write_features, flags.features, feature_files, arrays)
     # The other files are made even if nobody reads the table any more.
-    goes_on = contextlib.nullcontext
-    if (flags.features or flags.sheet) and not flags.output:
-      goes_on = exits.until_reader_goes
+    has_more = (flags.features or flags.sheet) and not flags.output
+    goes_on = exits.until_reader_goes if has_more else contextlib.nullcontext
 
     def write_bytes(data):
       with goes_on():

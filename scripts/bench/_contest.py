@@ -143,9 +143,9 @@ def times(
   seconds: dict[str, list[float]] = {contestant: [] for contestant in workers}
   for order in rounds(list(workers), count):
     for contestant in order:
-      asked = question(contestant)
-      reply = workers[contestant].ask(**asked)
-      seconds[contestant].append(reply['seconds'] / asked.get('steps', 1))
+      words = question(contestant)
+      reply = workers[contestant].ask(**words)
+      seconds[contestant].append(reply['seconds'] / words.get('steps', 1))
   return seconds
 
 
