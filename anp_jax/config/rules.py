@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any
 
-from anp_jax.config import data_keys, errors, networks, urls
+from anp_jax.config import data_keys, errors, urls
 from anp_jax.config.errors import check
 
 SHARDING_RULES = ('replicate', 'fsdp')
@@ -35,8 +35,6 @@ def check_together(values: dict) -> None:
     check(name == 'linear' or ':' in name, 'model.name', name, 'linear where data are features')
   size, resize = values['data.image_size'], values['data.resize']
   check(resize >= size, 'data.resize', resize, 'at least data.image_size')
-  is_enough = size >= 32 or values['model.name'] not in networks.CONVNEXTS
-  check(is_enough, 'data.image_size', size, '32 or more for ConvNeXt, which halves it five times')
   scales = values.get('data.scale_range', (size,))
   check(scales[0] >= size, 'data.scale_range', scales, 'at least data.image_size')
 

@@ -12,6 +12,7 @@ from typing import Any
 from flax import linen as nn
 import jax.numpy as jnp
 
+from anp_jax.config import errors
 from anp_jax.models import layers
 from anp_jax.models.layers import example_randomness
 
@@ -119,7 +120,13 @@ class ConvNeXt(nn.Module):
 
   @nn.compact
   def __call__(self, images, train: bool):
-    """(batch, height, width, 3) normalised to logits (batch, classes)."""
+    """(batch, height, width, 3) normalised to logits (batch, classes).
+
+    Raises:
+      ConfigError: for images under 32 pixels a side, which it halves five times.
+    """
+    side = min(images.shape[1:3])
+    errors.check(side >= 32, 'data.image_size', side, '32 or more for ConvNeXt')
     types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     conv = functools.partial(
       layers.Conv, use_bias=True, kernel_init=_init, platform=self.platform, **types

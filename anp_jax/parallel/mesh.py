@@ -95,7 +95,7 @@ def path_name(path: Sequence[Any]) -> str:
 
 
 def leaves_by_name(tree: Any) -> dict[str, Any]:
-  """The leaves of a pytree by `path_name`, in their order."""
+  """Returns the leaves of a pytree by `path_name`, in their order."""
   return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 

@@ -129,7 +129,12 @@ def test_the_branch_of_a_block_that_is_left_out():
 
 
 def test_images_that_its_strides_leave_nothing_of_are_refused():
-  keys = {'model.name': 'convnextv2_atto', 'data.image_size': 31}
-  words = ['config.data.image_size=31: expected 32 or more']
-  builders.assert_refused(words, builders.config, keys)
-  assert builders.config(keys | {'data.image_size': 32}).data.image_size == 32
+  module = models.create(builders.config({'model.name': 'convnextv2_atto'}), 3, 'cpu')
+
+  def logits(height, width):
+    images = np.zeros((1, height, width, 3))
+    return jax.eval_shape(lambda: module.init_with_output(jax.random.key(0), images, False)[0])
+
+  assert logits(32, 32).shape == (1, 3)
+  for height, width in ((31, 64), (64, 31)):
+    builders.assert_refused('data.image_size=31: expected 32 or more', logits, height, width)

@@ -34,7 +34,7 @@ def columns(names: Iterable[str]) -> list[str]:
 
 
 def text(value: Any) -> str:
-  """A text or a number of a table as a text; bytes hold one, as the names of files do.
+  """Returns a text or a number of a table as a text; bytes hold one, as names of files do.
 
   Raises:
     ValueError: if it is neither.
@@ -68,7 +68,7 @@ def number_classes(place: str, numbers: Iterable[int]) -> tuple[str, ...]:
 
 
 def numbered(count: int) -> tuple[str, ...]:
-  """Names of so many classes that have numbers only: class0, class1 and so on."""
+  """Returns names of so many classes that have numbers only: class0, class1 and so on."""
   width = len(str(count - 1))
   return tuple(f'class{i:0{width}}' for i in range(count))
 
