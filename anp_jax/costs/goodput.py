@@ -74,23 +74,24 @@ class Goodput:
     loss_period: mean time between losses of a node.
     save_period: time between the config's checkpoints; at most the run's.
     save: best time between checkpoints.
-    mirror: best time between copies in the hosts' memory; at least a step. None, like the
-      three others of a run that goes on in place, where the strategy cannot.
-    nodes_after_loss: nodes that compute after the first loss; 0: too few are left.
     requeued: share that is kept where a loss ends the job, which is requeued.
+    requeued_daly: the same share with checkpoints of period `save.daly`.
+    mirror: best time between copies in the hosts' memory; at least a step. None, like the
+      following, where the strategy cannot go on in place.
+    nodes_after_loss: nodes that compute after the first loss; 0: too few are left.
     elastic: share that is kept where the others go on from a copy of period `mirror.daly`.
-    requeued_daly, elastic_daly: the same shares with checkpoints of period `save.daly`.
+    elastic_daly: the same share with checkpoints of period `save.daly`.
   """
 
   loss_period: float
   save_period: float
   save: BestPeriod
-  mirror: BestPeriod | None
-  nodes_after_loss: int | None
   requeued: float
-  elastic: float | None
   requeued_daly: float
-  elastic_daly: float | None
+  mirror: BestPeriod | None = None
+  nodes_after_loss: int | None = None
+  elastic: float | None = None
+  elastic_daly: float | None = None
 
   def to_json(self) -> dict:
     """Seconds and shares by name."""

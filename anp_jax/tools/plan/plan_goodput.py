@@ -54,6 +54,15 @@ def _goodput(point, setting, request, flags, host) -> goodput.Goodput:
   save = goodput.best_period(state / _SAVE_RATE, losses, step)
   saves = goodput.Copies(save.cost, min(every * step, point.run_seconds))
   best_saves = goodput.Copies(save.cost, save.daly)
+  result = goodput.Goodput(
+    loss_period=losses,
+    save_period=saves.period,
+    save=save,
+    requeued=goodput.requeued(faults, nodes, saves),
+    requeued_daly=goodput.requeued(faults, nodes, best_saves),
+  )
+  if not strategy_lib.find(config).is_elastic:
+    return result
   # A core reads the state and writes it, and that of a neighbour whose loss would lose it.
   copied = (2 if setting.is_sharded else 1) * state
   mirror = goodput.best_period(2 * copied / (1e9 * host.gigabytes_per_second), losses, step)
@@ -62,21 +71,12 @@ def _goodput(point, setting, request, flags, host) -> goodput.Goodput:
   best_mirrors = goodput.Copies(mirror.cost, mirror.daly)
   used, speeds = _with_fewer_nodes(point, setting, request)
   in_place = functools.partial(goodput.elastic, faults, used, speeds)
-  result = goodput.Goodput(
-    loss_period=losses,
-    save_period=saves.period,
-    save=save,
+  return dataclasses.replace(
+    result,
     mirror=mirror,
     nodes_after_loss=used[-2],
-    requeued=goodput.requeued(faults, nodes, saves),
     elastic=in_place(mirrors, saves, point.run_seconds),
-    requeued_daly=goodput.requeued(faults, nodes, best_saves),
     elastic_daly=in_place(best_mirrors, best_saves, point.run_seconds),
-  )
-  if strategy_lib.find(config).is_elastic:
-    return result
-  return dataclasses.replace(
-    result, mirror=None, nodes_after_loss=None, elastic=None, elastic_daly=None
   )
 
 
