@@ -123,10 +123,10 @@ class ConvNeXt(nn.Module):
     """(batch, height, width, 3) normalised to logits (batch, classes).
 
     Raises:
-      ConfigError: for images under 32 pixels a side, which it halves five times.
+      ConfigError: for images of fewer pixels a side than its strides together, 32.
     """
-    side = min(images.shape[1:3])
-    errors.check(side >= 32, 'data.image_size', side, '32 or more for ConvNeXt')
+    side, least = min(images.shape[1:3]), 4 * 2 ** (len(self.stages) - 1)
+    errors.check(side >= least, 'data.image_size', side, f'{least} or more for ConvNeXt')
     types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     conv = functools.partial(
       layers.Conv, use_bias=True, kernel_init=_init, platform=self.platform, **types
