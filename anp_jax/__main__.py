@@ -87,15 +87,16 @@ def main(argv: list[str], mode: str = '') -> int:
         fields = 'mode', 'checkpoint', 'output', 'sentiment', 'emotions'
         chosen = {name: getattr(flags, name) for name in fields}
         train.start(strategy_lib.Invocation(config, workdir, processes, **chosen))
+    if processes.interrupted:
+      return interrupts.STATUS
+    is_stopped = os.path.exists(os.path.join(workdir, run_dir.MARKER))
+    if flags.mode == 'train' and place.count > 1 and not processes.index and not is_stopped:
+      with train.uploading(workdir):
+        joining.write(workdir, {}, ended=launched.coordinator_address)
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
     print(urls.remote_url(f'error: {text}'), file=sys.stderr)
     return code
-  if processes.interrupted:
-    return interrupts.STATUS
-  is_stopped = os.path.exists(os.path.join(workdir, run_dir.MARKER))
-  if flags.mode == 'train' and place.count > 1 and not processes.index and not is_stopped:
-    joining.write(workdir, {}, ended=launched.coordinator_address)
   return 0
 
 

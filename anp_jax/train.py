@@ -1,6 +1,6 @@
 """A run, from config to report: one loop that reads from top to bottom."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 
@@ -69,13 +69,13 @@ def start(
   processes = invocation.processes or cluster.Processes(config)
   _emulate(config, invocation.mode, processes)
   invocation = dataclasses.replace(invocation, config=config, workdir=workdir, processes=processes)
-  with _uploading(workdir):
+  with uploading(workdir):
     return strategy_lib.find(config).run(invocation, loop or _train_or_score)
 
 
 @contextlib.contextmanager
-def _uploading(workdir):
-  """Uploads the remaining files at the end, also after an error."""
+def uploading(workdir: str) -> Iterator[None]:
+  """Uploads the remaining files of a workdir at the end, also after an error."""
   try:
     yield
   except BaseException:

@@ -16,6 +16,8 @@ import sys
 import time
 from typing import Any, NamedTuple, NoReturn
 
+from anp_jax.config import urls
+
 VARIABLE = 'ANP_GENERATION'
 HELD_BACK = signal.SIGTERM, signal.SIGUSR1  # during a restart
 
@@ -94,7 +96,7 @@ def restart(generation: Generation) -> NoReturn:
       with contextlib.suppress(OSError):  # the one that lists them
         os.set_inheritable(descriptor, descriptor in descriptors.values())
   generation = generation._replace(lost_at=time.time(), descriptors=descriptors)
-  environment = {**os.environ, VARIABLE: json.dumps(generation._asdict())}
+  environment = {**os.environ, **urls.inherited(), VARIABLE: json.dumps(generation._asdict())}
   # They wait until the next program listens: else they would end it, and its copies.
   signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
   os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

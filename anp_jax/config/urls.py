@@ -17,6 +17,7 @@ from anp_jax.config import errors
 # no run on arrays may. etils looks once, so it is set before all else.
 os.environ.setdefault('EPATH_USE_TF', 'false')
 
+_ROOT = 'ANP_MIRRORS'  # folder of a process's mirrors, for its next program
 _EXAMPLES = {'gs': 'gs://BUCKET/FOLDER', 's3': 's3://BUCKET/FOLDER'}
 
 
@@ -103,4 +104,9 @@ def root() -> str:
   Other processes have others: one that evaluates a run which still trains must not
   remove its files.
   """
-  return tempfile.mkdtemp(prefix='anp_jax-')
+  return os.environ.pop(_ROOT, '') or tempfile.mkdtemp(prefix='anp_jax-')
+
+
+def inherited() -> dict[str, str]:
+  """Returns the environment in which this process's next program has the same mirrors."""
+  return {_ROOT: root()} if root.cache_info().currsize else {}

@@ -24,3 +24,4 @@ def test_processes_train_and_resume_in_a_store(gcs, tmp_path):
   assert 'config.optimizer.learning_rate=0.01 from step 4 on' in text
   assert f'report: {address}/report' in text
   assert not [n for n in gcs.objects if '.seen-by-all' in n]
+  assert b'ended' in gcs.objects['processes/members.json']  # else a late --join waits

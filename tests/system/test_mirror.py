@@ -56,6 +56,18 @@ def test_files_go_up_and_come_down_on_another_machine(store):
     assert file.read() == 'é'
 
 
+def test_a_restart_in_place_has_the_same_folder(store, monkeypatch):
+  """An elastic run restarts often: each program would leave a folder of its own."""
+  folder = mirror.fetch(_ADDRESS)
+  for name, value in urls.inherited().items():
+    monkeypatch.setenv(name, value)
+  urls.root.cache_clear()  # as in the next program
+  assert mirror.fetch(_ADDRESS) == folder
+  urls.root.cache_clear()
+  assert urls.inherited() == {}
+  assert mirror.fetch(_ADDRESS) != folder  # nor does its child
+
+
 def test_only_what_changed_is_uploaded(store):
   for name in ('a.txt', 'b.txt', 'stopped.json'):
     store.put(f'mirror/{name}', b'1')
