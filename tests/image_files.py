@@ -11,7 +11,10 @@ HEIGHT, WIDTH = 45, 59
 
 
 def _picture(mode='RGB', seed=1):
-  return image_sources.picture(HEIGHT, WIDTH, seed, (7, 9), mode)
+  image = image_sources.picture(HEIGHT, WIDTH, seed, (7, 9), mode)
+  if mode.endswith('A'):
+    image.putalpha(200)
+  return image
 
 
 def _encode(kind, mode='RGB', **options):
@@ -91,6 +94,8 @@ DAMAGED = {
   'webp cut': WHOLE['webp'][:200],
   'tiff cut': WHOLE['tiff tiff_lzw'][:300],
   'ppm cut': WHOLE['ppm'][:-300],
+  'tiff of floats': builders.encode_image(Image.fromarray(np.ones((24, 31), np.float32)), 'TIFF'),
+  'pgm of 16 bits': b'P5 31 24 65535\n' + bytes(range(248)) * 6,
   'postscript': b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n',
   'icon': _encode('ICO'),
   'svg': b'<svg xmlns="http://www.w3.org/2000/svg"/>',

@@ -3,8 +3,9 @@
 from typing import Any
 import unicodedata
 
-# Control characters, ends of lines and paragraphs.
-_OBEYED = ('Cc', 'Zl', 'Zp')
+# Control characters, ends of lines and paragraphs, and bytes that are not UTF-8, which some
+# streams refuse.
+_OBEYED = ('Cc', 'Cs', 'Zl', 'Zp')
 # They let a terminal show text from right to left.
 _DIRECTIONS = set('\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069')
 _FORMULA = ('=', '+', '-', '@', '\t', '\r')

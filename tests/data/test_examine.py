@@ -58,6 +58,7 @@ _KINDS = {
   **dict.fromkeys(('png RGBA', 'png transparent palette', 'png transparent colour'), ('alpha',)),
   'gif transparent': ('alpha',),
   'png LA': ('alpha', 'grey'),
+  'webp transparent': ('format', 'alpha'),
   'png 16 bits': ('format', 'grey'),  # of 16 bits the upper 8 are kept
   'tiff of inks': ('format', 'cmyk'),
 }
@@ -67,9 +68,11 @@ _CORRUPT = (
   'empty',
   'icon',
   'jpeg of 12 bits',
+  'pgm of 16 bits',
   'postscript',
   'svg',
   'tiff cut',
+  'tiff of floats',
   'webp cut',
 )
 
@@ -121,9 +124,9 @@ def _png_chunk(name, data):
   return struct.pack('>I', len(data)) + name + data + crc
 
 
-def test_pixels_without_agreed_colours_are_corrupt():
-  values = Image.fromarray(np.ones((24, 31), np.float32))
-  assert _kinds(_encode(values, 'TIFF')) == ('corrupt',)
+def test_an_opaque_image_is_not_transparent():
+  image = _IMAGE.convert('RGBA')
+  assert _kinds(_encode(image, 'PNG')) == ()
 
 
 def test_endless_scans_are_corrupt_and_never_decoded(monkeypatch):

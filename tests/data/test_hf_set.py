@@ -24,20 +24,22 @@ def _refused(words, config, path):
   opening.refused(words, config, f'hf:{path}')
 
 
-def _save(form, folder):
+def _save(form, folder, digest=''):
   parts = {'train': _set(range(7)), 'test': _set(range(7, 10))}
   if form == 'arrow':
     return listed_sets.save_to_disk(folder, parts)
   for split, part in parts.items():
     for i in range(2):
       shard = part.shard(2, i, contiguous=True)
-      shard.to_parquet(folder / f'data/{split}-{i:05}-of-00002.parquet')
+      shard.to_parquet(folder / f'data/{split}-{i:05}-of-00002{digest}.parquet')
   return folder
 
 
-@pytest.mark.parametrize('form', ['arrow', 'parquet'])
-def test_splits_by_index(form, tmp_path, config):
-  folder = _save(form, tmp_path / 'set')
+@pytest.mark.parametrize(
+  'form, digest', [('arrow', ''), ('parquet', ''), ('parquet', '-a09b74b3ef9c3b56')]
+)
+def test_splits_by_index(form, digest, tmp_path, config):
+  folder = _save(form, tmp_path / 'set', digest)
   source = _open(config, folder)
   assert source.kind == 'encoded'
   assert source.vocabulary.names == ('cat', 'dog')

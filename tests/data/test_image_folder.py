@@ -93,6 +93,9 @@ def test_files_that_are_left_out(tmp_path):
   assert {*split.files} == {*images, 'a/1.webp', 'a/3.TIFF', 'a/6.webp'}
   assert 'webp' not in split.left_out and 'tiff' not in split.left_out
   assert image_folder.find(_tree(tmp_path / 't', ['a/1.jpg']), '.').left_out == ''
+  for link in ('t/round', 't/a/round'):
+    (tmp_path / link).symlink_to('round')
+  assert image_folder.find(tmp_path / 't', '.').files == ('a/1.jpg',)
 
 
 def test_both_parts_of_a_tree_leave_out_its_files(tmp_path, config, caplog):
@@ -278,6 +281,7 @@ _FORM = 'PATH ANP_ID NOUN_ID ADJECTIVE_ID, with single spaces'
     ('happy_dog/9.jpg 0 0 1', ['noun 0', "'happy_dog' is 1"]),
     ('happy_dog/9.jpg 0 1 2', ['adjective 2', "'happy_dog' is 1"]),
     *((f'happy_dog/9.jpg {ids}', [_FORM]) for ids in ('0', '0 1 x', '0 1 -1', '0  1 1', '0 1 ١')),
+    (f'happy_dog/9.jpg 0 {"1" * 5000} 1', [_FORM]),
     *((line, [_FORM]) for line in (' happy_dog/9.jpg 0 1 1', '0 1 1', '')),
     ('happy_dog/1_a.jpg 0 1 1', ["'happy_dog/1_a.jpg'", 'line 1']),
     ('happy_dog/1_a.jpg 2 0 1', ["'happy_dog/1_a.jpg'", 'line 1']),

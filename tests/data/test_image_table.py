@@ -54,6 +54,7 @@ def test_parquet_and_two_columns_of_a_pair(tmp_path, config):
       'width': [3.5, None, 1.0],
       'file': ['x/4.jpg', 'x/1.jpg', 'x/0.jpg'],
       'adjective': [b'old', b'old', b'big'],
+      'image': [{'bytes': b'a picture'}] * 3,  # not a path: `file` comes first
       'split': ['train', 'train', 'test'],
     }
   )

@@ -177,6 +177,8 @@ _IMAGE = {'1.jpg': prepared.photo(1)}
     ({**_IMAGE, '1.cls': b'\xff'}, ["b'\\xff'", 'name or the number']),
     ({**_IMAGE, '1.json': b'{"lable": 3}'}, ['1.json', 'label, class, cls, anp, labels']),
     ({**_IMAGE, '1.json': b'[1]'}, ['1.json', 'an object']),
+    ({**_IMAGE, '1.json': b'[' * 200_000}, ['1.json', 'an object']),
+    ({**_IMAGE, '1.json': b'{"label": "\\ud800"}'}, ['1.json', 'an object']),
     ({**_IMAGE, '1.txt': b'two\nlines'}, ['1.txt', 'a line']),
   ],
 )

@@ -7,6 +7,9 @@ from PIL import Image
 
 # Pillow's names of 16-bit grey.
 DEEP = ('I;16', 'I;16L', 'I;16B', 'I;16N')
+GREY = ('1', 'L', 'LA', *DEEP)
+# Others, such as floats, have no 8-bit colours that all agree on.
+MODES = (*GREY, 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr')
 _JPEG = ('JPEG', 'MPO')  # the latter: with further pictures behind the first
 
 
@@ -18,11 +21,16 @@ def rgb(image: Image.Image) -> Image.Image:
   JPEG are multiplied as TensorFlow does it.
 
   Args:
-    image: opened, of any mode that has colours.
+    image: opened image.
 
   Returns:
     An image of mode RGB.
+
+  Raises:
+    ValueError: if its mode is none of MODES.
   """
+  if image.mode not in MODES:
+    raise ValueError(f'pixels of kind {image.mode}')
   if image.mode == 'CMYK' and image.format in _JPEG:
     # Pillow rounds the product. It also turns all colours over, as Adobe's are.
     inks = np.asarray(image).astype(np.int32)

@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Callable, Iterator
 from concurrent import futures
-import dataclasses
+import functools
 import itertools
 import time
 from typing import Any
@@ -29,23 +29,6 @@ Decode = Callable[[Any, int], np.ndarray]
 Prepare = Callable[[Any], Any]
 # (prepared image, box, whether it is mirrored, (size, size, 3) uint8 that becomes the view).
 Cut = Callable[[Any, np.ndarray, bool, np.ndarray], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-  """The rows of a batch as the source has them, not decoded.
-
-  Attributes:
-    positions: (n,) int64, places in the stream.
-    images: list of n, bytes or (height, width, 3) uint8.
-    labels: (n,) int32.
-    weights: (n,) float32: 0 where another example replaces a damaged one.
-  """
-
-  positions: np.ndarray
-  images: list
-  labels: np.ndarray
-  weights: np.ndarray
 
 
 class BatchReader:
@@ -88,11 +71,15 @@ class BatchReader:
       return itertools.count(self.plan.start)
     return iter(range(self.plan.start, self.plan.steps))
 
-  def read(self, count: int) -> Rows:
+  def read(self, count: int) -> tuple[np.ndarray, list, np.ndarray, np.ndarray]:
     """Reads all rows of a batch at once.
 
     Args:
       count: place of the batch in the stream.
+
+    Returns:
+      Positions in the stream (n,); images as the source has them, a list of n; labels
+      (n,); weights (n,), 0 where another example replaces a damaged one.
 
     Raises:
       Exception: whatever the source raises for an example that it cannot read.
@@ -100,7 +87,7 @@ class BatchReader:
     positions, indices, weights = self.plan.indices(count)
     readable = self._registry.replacements(indices)
     images, labels = self.source.read(readable)
-    return Rows(positions, images, labels, weights * (readable == indices))
+    return positions, images, labels, weights * (readable == indices)
 
   def batches(self, prepare: Prepare, cut: Cut) -> Iterator[Batch]:
     """The batches, decoded in parts by the threads of the pool, some batches ahead.
@@ -163,12 +150,13 @@ class BatchReader:
       decode: makes a row's pixels; it may raise anything.
     """
     side = self.plan.config.data.image_size
-    outage = _Outage()
+    # The first row that meets a disk or a network with a fault sets it for all.
+    deadline = functools.cache(lambda: time.monotonic() + _MAX_OUTAGE)
 
     def row(position, index, weight):
       for candidate in self._registry.candidates(index):
         try:
-          image, label = self._read_one(candidate, outage)
+          image, label = self._read_one(candidate, deadline)
           image = decode(image, position)
         except Exception as e:  # whatever a reader or a decoder raises
           if corruption.is_transient(e):
@@ -182,24 +170,12 @@ class BatchReader:
     images, labels, weights = zip(*self._pool.map(row, *self.plan.indices(count)))
     return (np.stack(images), np.array(labels, np.int32), np.array(weights, np.float32))
 
-  def _read_one(self, index, outage):
+  def _read_one(self, index, deadline):
     while True:
       try:
         (image,), (label,) = self.source.read(np.array([index]))
         return image, label
       except Exception as e:
-        if not corruption.is_transient(e) or outage.is_over_limit():
+        if not corruption.is_transient(e) or time.monotonic() > deadline():
           raise
         time.sleep(_RETRY_PAUSE)
-
-
-class _Outage:
-  """A disk or a network with a fault, as the rows of one batch meet it."""
-
-  def __init__(self):
-    self._deadlines = []  # the first that any row has set counts
-
-  def is_over_limit(self) -> bool:
-    """Whether the batch has waited long enough."""
-    self._deadlines.append(time.monotonic() + _MAX_OUTAGE)
-    return time.monotonic() > self._deadlines[0]

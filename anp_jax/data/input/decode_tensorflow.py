@@ -110,10 +110,10 @@ class _Graph:
     return files, views
 
   def _read(self, step):
-    rows = self._reader.read(step)
-    self._labels_by_step[step] = rows.labels, rows.weights
-    files = [decode_pillow.for_tensorflow(file, self._max_megapixels) for file in rows.images]
-    return np.array(files, object), self._views(rows.positions, files)
+    positions, images, labels, weights = self._reader.read(step)
+    self._labels_by_step[step] = labels, weights
+    files = [decode_pillow.for_tensorflow(file, self._max_megapixels) for file in images]
+    return np.array(files, object), self._views(positions, files)
 
   def _views(self, positions, files):
     """(n, 8) int32: box, columns around, whether it is a JPEG, flip."""

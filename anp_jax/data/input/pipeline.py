@@ -67,5 +67,5 @@ def labelled(
 def _vectors(reader):
   """The batches of a source in memory, whose examples are neither cut nor damaged."""
   for count in reader.counts():
-    rows = reader.read(count)
-    yield np.stack(rows.images), rows.labels, rows.weights
+    _, vectors, labels, weights = reader.read(count)
+    yield np.stack(vectors), labels, weights

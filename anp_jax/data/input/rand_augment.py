@@ -180,20 +180,14 @@ def _rotate(image, level, sign, fill):
   return _affine(image, rows, fill)
 
 
-def _shear_x(image, level, sign, fill):
-  return _affine(image, ((1, sign * level * 0.3, 0), (0, 1, 0)), fill)
+def _linear(rows):
+  """An operation whose `rows` of `_affine` are a function of level and image size."""
 
+  def operation(image, level, sign, fill):
+    height, width = image.shape[:2]
+    return _affine(image, rows(sign * level, height, width), fill)
 
-def _shear_y(image, level, sign, fill):
-  return _affine(image, ((1, 0, 0), (sign * level * 0.3, 1, 0)), fill)
-
-
-def _translate_x(image, level, sign, fill):
-  return _affine(image, ((1, 0, sign * level * 0.45 * image.shape[1]), (0, 1, 0)), fill)
-
-
-def _translate_y(image, level, sign, fill):
-  return _affine(image, ((1, 0, 0), (0, 1, sign * level * 0.45 * image.shape[0])), fill)
+  return operation
 
 
 # By name, in timm's order: (image, level 0..1, sign 1 or -1, fill) -> image.
@@ -209,8 +203,8 @@ OPERATIONS: dict[str, Callable] = {
   'contrast': _contrast,
   'brightness': _brightness,
   'sharpness': _sharpness,
-  'shear_x': _shear_x,
-  'shear_y': _shear_y,
-  'translate_x': _translate_x,
-  'translate_y': _translate_y,
+  'shear_x': _linear(lambda x, height, width: ((1, x * 0.3, 0), (0, 1, 0))),
+  'shear_y': _linear(lambda x, height, width: ((1, 0, 0), (x * 0.3, 1, 0))),
+  'translate_x': _linear(lambda x, height, width: ((1, 0, x * 0.45 * width), (0, 1, 0))),
+  'translate_y': _linear(lambda x, height, width: ((1, 0, 0), (0, 1, x * 0.45 * height))),
 }

@@ -1,5 +1,7 @@
 """The kinds of each file of a set, and the action on it."""
 
+import functools
+
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -14,7 +16,7 @@ _KINDS = {
   'large': ('skip fail', 'of more than --max_megapixels'),
   'truncated': ('skip convert fail', 'damaged, it decodes in part'),
   'placeholder': ('skip keep fail', 'a blank picture in few bytes'),
-  'format': ('convert skip fail', 'of a kind that training does not read'),
+  'format': ('convert skip fail', 'no 8-bit JPEG, PNG, GIF or BMP'),
   'rotated': ('convert keep skip fail', 'upright only by its EXIF orientation'),
   'cmyk': ('convert keep skip fail', 'of four inks'),
   'alpha': ('keep convert skip fail', 'transparent in places'),
@@ -71,7 +73,7 @@ class Split:
       counts['reduced'] = int(self.is_reduced[self.stored].sum())
     return counts | {kind: int(is_kind.sum()) for kind, is_kind in self.kinds.items()}
 
-  @property
+  @functools.cached_property  # asked for once a file
   def is_reduced(self) -> np.ndarray:
     """(n,) bool, True for the files that are stored smaller than they are."""
     return (self.sides > self.shorter_side) & (self.shorter_side > 0)

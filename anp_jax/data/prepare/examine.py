@@ -17,9 +17,6 @@ PLACEHOLDER_BYTES, PLACEHOLDER_SIDE = 2051, 200
 
 # Formats by suffix. Pillow learns of HEIF when it opens the first such file.
 _FORMATS = Image.registered_extensions() | dict.fromkeys(images.HEIF_SUFFIXES, 'HEIF')
-_GREY = ('1', 'L', 'LA', *colours.DEEP)
-# Others, such as floats, have no 8-bit colours that all agree on.
-_MODES = (*_GREY, 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr')
 
 # Pillow logs what it thinks of tags; the finding is what counts.
 logging.getLogger('PIL').setLevel(logging.CRITICAL)
@@ -82,7 +79,7 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
     return unusable(str(e), format_name=name)
   if damage:
     fault, reason = 'truncated', damage
-  if image.mode not in _MODES:
+  if image.mode not in colours.MODES:
     return unusable(f'pixels of kind {image.mode}', format_name=name)
   kinds = _kinds(image, len(data), name, fault, file_name)
   width, height = image.size
@@ -138,11 +135,18 @@ def _kinds(image, size, name, fault, file_name):
     'format': fault == 'format',
     'rotated': orientation.transpose(image) is not None,
     'cmyk': image.mode == 'CMYK',
-    'alpha': image.mode in ('RGBA', 'LA', 'PA') or 'transparency' in image.info,
-    'grey': image.mode in _GREY,
+    'alpha': _is_transparent(image),
+    'grey': image.mode in colours.GREY,
     'suffix': _FORMATS.get(suffix, name) != name,
   }
   return tuple(kind for kind, holds in is_kind.items() if holds)
+
+
+def _is_transparent(image):
+  """Whether a pixel is, or for a colour that stands for one, may be transparent."""
+  if image.mode not in ('RGBA', 'LA', 'PA'):
+    return 'transparency' in image.info
+  return image.getchannel('A').getextrema()[0] < 255
 
 
 def _decode(data, max_megapixels):

@@ -37,13 +37,21 @@ def class_folders(folder: str) -> list[str]:
   Raises:
     ConfigError: if it cannot be read, or a name has a control character.
   """
-  names = sorted(e.name for e in entries(folder) if e.is_dir() and not is_foreign(e.name))
+  names = sorted(e.name for e in entries(folder) if is_folder(e) and not is_foreign(e.name))
   for name in names:
     if vocabulary_lib.has_control(name):
       raise config_lib.ConfigError(
         f'{folder}: the name of the folder {name!r} has a control character'
       )
   return names
+
+
+def is_folder(entry: os.DirEntry) -> bool:
+  """Returns whether an entry is a folder; a link that leads nowhere is none."""
+  try:
+    return entry.is_dir()
+  except OSError:  # a link to itself
+    return False
 
 
 def entries(folder: str) -> list[os.DirEntry]:

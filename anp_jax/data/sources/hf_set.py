@@ -24,8 +24,8 @@ from anp_jax.data.sources import (
 from anp_jax.system import error_lines
 
 _SPLITS, _STATE = 'dataset_dict.json', 'state.json'  # files that save_to_disk writes
-# data/train-00000-of-00001.parquet, train-0.parquet, train.parquet
-_NAME = re.compile(r'(.+?)(?:-\d+(?:-of-\d+)?)?\.parquet')
+# data/train-00000-of-00001.parquet, also with a digest behind it, train-0.parquet, train.parquet
+_NAME = re.compile(r'(.+?)(?:-\d+(?:-of-\d+(?:-[0-9a-f]{16})?)?)?\.parquet')
 _FOLDER = 'huggingface'  # folder of the data folder, for Arrow files of Parquet sets
 
 

@@ -272,7 +272,7 @@ def _class_files(base, name, suffixes, left_out):
     # By name first: of a link, is_dir() would ask the file system.
     if entry.name.lower().endswith(suffixes):
       files.append(entry.name)
-    elif entry.is_dir():
+    elif folder_names.is_folder(entry):
       if folder_names.is_foreign(entry.name):
         continue
       for file in _images(entry.path, below=True):

@@ -127,8 +127,12 @@ def _csv(file):
 def _parquet(file):
   """Rows are counted from 0, as pandas does; NaN is nothing."""
   try:
-    lower = {*_PATHS, *class_texts.LABELS, *class_texts.PAIR, *_SPLITS}
-    names = [name for name in pq.read_schema(file).names if name.lower() in lower]
+    names = pq.read_schema(file).names
+    # Not others of such a name: a column `image` may hold pictures.
+    lower = class_texts.columns([name.lower() for name in names])
+    indices = {_column(names, [name]) for name in lower}
+    indices |= {_column(names, _PATHS), _column(names, _SPLITS)} - {None}
+    names = [names[i] for i in sorted(indices)]
     columns = [c.to_pylist() for c in pq.read_table(file, columns=names)]
   except (OSError, pa.ArrowException) as e:
     raise config_lib.ConfigError(f'cannot read {file}: {str(e).splitlines()[0]}') from e

@@ -71,7 +71,7 @@ def _row(line, columns):
   # int() would take ' 1', '+1', '1_000' and digits of other scripts too.
   if len(ids) != columns or not all(i.isdecimal() and i.isascii() for i in ids):
     return None
-  if not path or path != path.strip() or '\0' in path or len(ids[0]) > 9:
+  if not path or path != path.strip() or '\0' in path or max(map(len, ids)) > 9:
     return None
   return path, [int(i) for i in ids]
 

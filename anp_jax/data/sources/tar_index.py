@@ -148,7 +148,8 @@ def _class(path, file, key, members):
   try:
     text = data.decode('utf-8-sig').strip()
     text = _class_of_json(json.loads(text)) if suffix == 'json' else text
-  except ValueError:
+    text.encode()  # not so half of a pair of characters, which JSON can escape
+  except (ValueError, RecursionError):
     text = ''
   if not text or vocabulary_lib.has_control(text):
     form = (

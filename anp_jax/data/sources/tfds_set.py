@@ -131,10 +131,10 @@ def open_builder(name: str, directory: str) -> 'tfds.core.DatasetBuilder':
       command = f'tfds build {name} --data_dir={place}'
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     is_missing = isinstance(e, core.DatasetNotFoundError)
-    reason = '' if is_missing else f' that can be read ({error_lines.typed_line(e)})'
+    hint = config_lib.nearest(set_name, names)
+    reason = hint if is_missing else f' that can be read ({error_lines.typed_line(e)})'
     raise config_lib.ConfigError(
-      f'{directory} holds no prepared set {name!r}{reason}'
-      f'{config_lib.nearest(set_name, names)}; prepare it with: {command}'
+      f'{directory} holds no prepared set {name!r}{reason}; prepare it with: {command}'
     ) from e
 
 
@@ -194,11 +194,8 @@ def _records(builder, split_info):
 def _vocabulary(features, label):
   """The classes; with factors in order where the set has features of them."""
   names = tuple(features[label].names)
-  if 'adjective' in features and 'noun' in features:
-    return vocabulary.Vocabulary(
-      names, tuple(features['adjective'].names), tuple(features['noun'].names)
-    )
-  return vocabulary.Vocabulary(names)
+  words = [getattr(features.get(key), 'names', None) for key in ('adjective', 'noun')]
+  return vocabulary.Vocabulary(names, *map(tuple, words if all(words) else ()))
 
 
 def _image_and_label(builder):
