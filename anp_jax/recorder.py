@@ -276,7 +276,9 @@ class Recorder:
         spec = self.experiment.spec
         replica = self.program.abstract_replica
         summary.report(spec.config, self.workdir, spec.mesh, replica, has_page)
-    return self._scores or summary.last_scores(self.workdir)
+    last = summary.last_scores(self.workdir)
+    names = *self.experiment.spec.objective.metric_names, 'examples'
+    return self._scores or {name: last[name] for name in names if name in last}
 
   def _log_header(self, lines):
     spec, source, telemetry = self.experiment.spec, self.experiment.source, self.telemetry

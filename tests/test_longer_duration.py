@@ -112,6 +112,12 @@ def test_a_schedule_that_stays_is_no_change(config, schedule, old, new):
   assert schedule_change.rates(saved, spec, 4) == ()
 
 
+def test_a_run_longer_than_memory_holds(config):
+  """As one that is stopped by a time limit."""
+  saved, spec = _runs(config, 'cosine', '1e12 steps', '2e12 steps')
+  assert schedule_change.rates(saved, spec, 3) == (_PEAK, _PEAK)
+
+
 def test_a_new_run_has_no_schedule_before(config):
   _, spec = _runs(config, 'cosine', '4 steps', '8 steps')
   assert schedule_change.rates({}, spec, 0) == ()

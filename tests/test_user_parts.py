@@ -1,6 +1,7 @@
 """A data set, optimizer, schedule and head of the user's own, named by address."""
 
 import numpy as np
+import optax
 import pytest
 
 from anp_jax import config as config_lib, train
@@ -66,6 +67,26 @@ def test_an_optimizer_of_optax_by_its_address():
   # The first direction is the gradient's sign; the decay is applied by lion itself.
   expected = -0.1 * (np.sign(gradients['kernel']) + 0.03 * params['kernel'])
   np.testing.assert_allclose(updates['kernel'], expected, rtol=1e-5)
+
+
+def no_updates(rate):
+  """An optimizer that forgets to return what it makes."""
+  optax.sgd(rate)
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    (
+      {'optimizer.name': 'optax:adamw', 'optimizer.arguments': (('weight_decay', 0.1),)},
+      ["arguments=(('weight_decay', 0.1),): expected none of ", 'optimizer.weight_decay'],
+    ),
+    ({'optimizer.name': f'{__name__}:no_updates'}, 'expected a function that returns an optax.'),
+  ],
+)
+def test_an_optimizer_that_does_not_suit_is_refused(changes, words):
+  config = config_lib.replaced(builders.config(), changes)
+  builders.assert_refused(words, optimizer.create, config, 8, 80, 100)
 
 
 @pytest.mark.parametrize(

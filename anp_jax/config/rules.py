@@ -25,6 +25,9 @@ def check_together(values: dict) -> None:
   decays = values.get('optimizer.decay_multipliers', ())
   if not values['optimizer.weight_decay']:
     check(not decays, 'optimizer.decay_multipliers', decays, '() where optimizer.weight_decay is 0')
+  seeds = values['ensemble.seeds']
+  good = not (seeds and values['emulate.enabled'])
+  check(good, 'ensemble.seeds', seeds, "'' where emulate.enabled is True")
   _check_source(values)
   if values['data.source'] == 'synthetic':
     for key, default in ('data.held_out', ()), ('data.imbalance', 1), ('data.balance', 'none'):
@@ -128,10 +131,10 @@ def check_tls(values: dict) -> None:
 
 def check_shares(key: str, shares: tuple) -> None:
   """Refuses shares that are not numbers, negative or all 0."""
-  good = all(isinstance(s, int | float) and s >= 0 for s in shares)
+  good = all(is_number(s) and 0 <= s <= 1e9 for s in shares)
   check(
     good and (not shares or sum(shares) > 0),
     key,
     shares,
-    'a number for each device, 0 or more and not all 0, or () for equal ones',
+    'a number from 0 to 1e9 for each device, not all 0, or () for equal ones',
   )

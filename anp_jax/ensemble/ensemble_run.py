@@ -138,8 +138,9 @@ class Ensemble:
 
   @property
   def step(self) -> int:
-    """The step that all members have reached."""
-    return min((lane.step for lane in self._lanes), default=self.total_steps)
+    """The step that all members have reached that have not ended early."""
+    steps = (lane.step for lane in self._lanes if not lane.is_finished)
+    return min(steps, default=self.total_steps)
 
   def train(self) -> tuple[dict[str, dict[str, float]], int]:
     """Trains all members to their last step, or until a process is to stop.

@@ -78,7 +78,7 @@ def layer_numbers(names: Iterable[str]) -> dict[str, int]:
   blocks = sorted({place for place in places.values() if place})
   numbers = {place: i for i, place in enumerate(blocks, 1)}
   return {
-    name: 0 if name.startswith('stem') else numbers.get(place, len(blocks) + 1)
+    name: 0 if name.startswith(('stem', 'whitened')) else numbers.get(place, len(blocks) + 1)
     for name, place in places.items()
   }
 

@@ -33,7 +33,7 @@ import numpy as np
 import optax
 
 from anp_jax import config as config_lib
-from anp_jax.config import key_table, optimizers, trust
+from anp_jax.config import errors, key_table, optimizers, trust
 from anp_jax.training import multipliers
 
 
@@ -70,8 +70,8 @@ def schedule(config: ConfigDict, batch_size: int, examples: int, total_steps: in
   peak = config.optimizer.learning_rate
   warmup = config_lib.steps(s.warmup, batch_size, examples)
   share_of = trust.imported('schedule.name', s.name) if ':' in s.name else None
-  if not share_of and s.name not in key_table.SCHEDULES:
-    raise _unknown('schedule.name', s.name, key_table.SCHEDULES)
+  if not share_of:
+    errors.check_choice(f'config.schedule.name={s.name!r}', s.name, key_table.SCHEDULES)
   if warmup > total_steps:
     raise config_lib.ConfigError(
       f'config.schedule.warmup={s.warmup!r} is {warmup} steps, but the whole '
@@ -183,15 +183,22 @@ def _optimizer(o, rate) -> optax.GradientTransformation:
   The function is called with the learning rate by step, hyper-parameters by name and,
   where it has arguments of these names, `weight_decay` and the `mask`s of kernels.
   """
+  function = _function(o)
+  masks = dict.fromkeys(('mask', 'weight_decay_mask', 'trust_ratio_mask'), decay_mask)
+  settings = trust.accepted(function, {'weight_decay': o.weight_decay, **masks})
   if o.name in optimizers.OPTIMIZERS:
     entry = optimizers.OPTIMIZERS[o.name]
     arguments = {name: o[name] for name in entry.defaults} | dict(entry.constants)
   else:
     arguments = dict(o.arguments)
-  function = _function(o)
-  masks = dict.fromkeys(('mask', 'weight_decay_mask', 'trust_ratio_mask'), decay_mask)
-  arguments |= trust.accepted(function, {'weight_decay': o.weight_decay, **masks})
-  return trust.called('optimizer.name', o.name, function, rate, **arguments)
+    words = f'none of {", ".join(settings)}, which come from optimizer.weight_decay'
+    errors.check(not settings.keys() & arguments.keys(), 'optimizer.arguments', o.arguments, words)
+  arguments |= settings
+  result = trust.called('optimizer.name', o.name, function, rate, **arguments)
+  good = isinstance(result, optax.GradientTransformation)
+  words = 'a function that returns an optax.GradientTransformation'
+  errors.check(good, 'optimizer.name', o.name, words)
+  return result
 
 
 def _is_decoupled(o):
@@ -200,12 +207,11 @@ def _is_decoupled(o):
 
 
 def _function(o) -> Callable:
-  if o.name in optimizers.OPTIMIZERS:
-    module, _, attribute = optimizers.OPTIMIZERS[o.name].address.partition(':')
-    return getattr(importlib.import_module(module), attribute)
   if ':' in o.name:
     return trust.imported('optimizer.name', o.name)
-  raise _unknown('optimizer.name', o.name, optimizers.OPTIMIZERS)
+  errors.check_choice(f'config.optimizer.name={o.name!r}', o.name, optimizers.OPTIMIZERS)
+  module, _, attribute = optimizers.OPTIMIZERS[o.name].address.partition(':')
+  return getattr(importlib.import_module(module), attribute)
 
 
 def lamb(
@@ -217,10 +223,4 @@ def lamb(
     optax.add_decayed_weights(weight_decay, mask),
     optax.masked(optax.scale_by_trust_ratio(), mask),
     optax.scale_by_learning_rate(learning_rate),
-  )
-
-
-def _unknown(key, name, valid) -> config_lib.ConfigError:
-  return config_lib.ConfigError(
-    f'config.{key}={name!r}: expected one of {", ".join(valid)}{config_lib.nearest(name, valid)}'
   )

@@ -212,6 +212,7 @@ def test_a_member_that_diverges_ends_alone(tmp_path, alone):
   ensemble = ensemble_run.Ensemble(configs, processes, jax.devices()[:1])
   scores, _ = ensemble.train()
   assert scores[str(tmp_path / 'huge')] == {}
+  assert ensemble.step == ensemble.total_steps  # whatever has become of that member
   assert _metrics(tmp_path / 'seed0') == _metrics(alone / 'seed0')
 
 
@@ -308,6 +309,7 @@ def test_as_many_members_as_fit_train_together():
       {'strategy.name': 'invariant', 'strategy.threads': '8'},
       "config.strategy.name='invariant': expected a strategy",
     ),
+    ({'emulate.enabled': 'True', 'emulate.step_seconds': '1'}, "ensemble.seeds='0:2'.*emulate"),
     # It has no one step.
     ({'strategy.name': 'parameter_server'}, "ensemble.seeds='0:2'.*parameter_server"),
   ],

@@ -1,5 +1,7 @@
 """The channel split: each device computes some of the channels."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -210,8 +212,11 @@ def test_every_device_votes(voter):
 @pytest.mark.parametrize(
   'overrides, message',
   [
-    ({'strategy.shares': (1, -1)}, r'shares=\(1, -1\): expected a number for'),
-    ({'strategy.shares': (0, 0)}, 'expected a number for each device'),
+    ({'strategy.shares': (1, -1)}, r'shares=\(1, -1\): expected a number from'),
+    ({'strategy.shares': (0, 0)}, 'expected a number from 0 to 1e9 for each device'),
+    ({'strategy.shares': (math.inf, 1)}, 'expected a number from'),
+    ({'strategy.shares': (1e308, 1e308)}, 'expected a number from'),
+    ({'strategy.shares': (True, 1)}, 'expected a number from'),
     ({'strategy.shares': (1, 2, 3)}, 'expected 2, one for each device along'),
     ({'strategy.split_layers': '('}, 'expected a regular expression'),
     ({'strategy.plan': 'conv1'}, 'expected a text such as'),

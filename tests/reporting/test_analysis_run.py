@@ -45,6 +45,12 @@ def _tiny(path):
       'log.tensorboard': 'False',
       'model.name': 'tests.user_network:SmallNet',
       'duration': '6 steps',
+      # An evaluation, which has no training examples, knows no epochs.
+      'schedule.name': 'step',
+      'schedule.every': '1 epochs, 2 epochs',
+      'strategy.name': 'local_sgd',
+      'strategy.groups': '1',
+      'strategy.period': '1,2@1 epochs,4@2 epochs',
       'data.held_out': repr(HELD_OUT),
       'model.head': 'factored',
     },

@@ -78,6 +78,11 @@ def test_layers_of_a_convnext():
   }
 
 
+def test_the_stem_of_airbench_has_another_name():
+  names = ['whitened_bias', 'stage1_conv1/kernel', 'head/kernel']
+  assert multipliers.layer_numbers(names) == dict(zip(names, range(3)))
+
+
 def test_stages_and_blocks_are_in_the_order_of_their_numbers():
   names = ['head_conv/kernel', 'head/bias', 'stem_conv/kernel'] + [
     f'stage{i}_block{j}/x' for i in (2, 10, 1) for j in (11, 2)

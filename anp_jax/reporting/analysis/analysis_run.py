@@ -87,7 +87,10 @@ def run(invocation: strategy_lib.Invocation) -> dict:
   invocation = dataclasses.replace(invocation, config=config)
   chosen, _ = strategy.calibrate(opened.spec, invocation, training=False)
   # There are no updates, so no schedule has to fit their number.
-  opened = opened.with_config(config_lib.replaced(chosen, {'schedule.warmup': '0 steps'}))
+  unscheduled = {'schedule.name': 'constant', 'schedule.warmup': '0 steps'}
+  if 'period' in chosen.strategy:
+    unscheduled['strategy.period'] = '1'
+  opened = opened.with_config(config_lib.replaced(chosen, unscheduled))
   if is_untrained:
     state, step, weights = _initial_state(opened, processes), 0, config.init['from']
   else:
