@@ -113,7 +113,7 @@ def test_a_schedule_that_stays_is_no_change(config, schedule, old, new):
 
 
 def test_a_run_longer_than_memory_holds(config):
-  """As one that is stopped by a time limit."""
+  """Such as one that a time limit will stop."""
   saved, spec = _runs(config, 'cosine', '1e12 steps', '2e12 steps')
   assert schedule_change.rates(saved, spec, 3) == (_PEAK, _PEAK)
 

@@ -6,7 +6,7 @@ which both ends derive from the run's secret.
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import ctypes
 import functools
@@ -17,6 +17,7 @@ import secrets
 from typing import Any
 import weakref
 
+import jax
 import ml_collections
 import numpy as np
 import pyarrow as pa
@@ -70,12 +71,16 @@ class Gate(flight.ServerMiddlewareFactory):
 
 
 class Port(flight.FlightServerBase):
-  """A process's open port; subclasses write the calls.
+  """A process's open port; subclasses write `act`, `answer` and `receive`.
 
   Attributes:
     endpoint: 'host:port' for other processes, and the port's session, with which they
       `connect`; whether it is called with TLS is in the config of whoever connects.
   """
+
+  act: Callable[[str, dict], dict]
+  answer: Callable[..., tuple[dict, Sequence[np.ndarray]]]
+  receive: Callable[[dict, np.ndarray], None]
 
   def __init__(self, config: ml_collections.ConfigDict, env: cluster_env.ClusterEnv, owner: str):
     """Opens a free port; a call without the token of its session is refused.
@@ -104,19 +109,56 @@ class Port(flight.FlightServerBase):
     self.endpoint = [f'{bracketed}:{self.port}', session]
     _own_addresses.add(self.endpoint[0])
 
+  def do_action(self, context: Any, action: flight.Action) -> list[bytes]:
+    """Answers a small request by `act` (name, request), which returns JSON values."""
+    del context
+    with _answering():
+      return [json.dumps(self.act(action.type, json.loads(action.body.to_pybytes()))).encode()]
+
+  def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+    """Sends JSON values and arrays, which `answer` (name, **request) returns."""
+    del context
+    with _answering():
+      request = json.loads(ticket.ticket)
+      local = request.pop('local', False)
+      return stream(*self.answer(**request), local)
+
+  def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+    """Hands what arrives to `receive` (request, (n,) uint8)."""
+    del context
+    with _answering():
+      request = json.loads(descriptor.command)
+      data = read_bytes(reader, request.pop('bytes'), request.pop('local', False))
+      self.receive(request, data)
+    writer.write(b'taken')
+
 
 class Client:
-  """One server, as seen from another process."""
+  """Another process's `Port`."""
 
-  def __init__(self, address: str, token: str, certificate: bytes | None, timeout: float):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    endpoint: Sequence[str],
+    secret: str,
+    timeout: float = 600.0,
+  ):
     """Prepares the connections, which the first call opens.
 
     Args:
-      address: 'host:port'.
-      token: session's token, see `session_token`.
-      certificate: PEM that the server must show; None: no TLS.
-      timeout: seconds that each call may take.
+      config: the run's config.
+      endpoint: endpoint of the port, as another process has told it.
+      secret: the run's secret.
+      timeout: seconds that each call may take, all of a transfer included; the coordinator
+        reports a lost process sooner.
+
+    Raises:
+      ConfigError: if the address is not 'host:port'.
     """
+    address, session = endpoint
+    addresses.check(address)
+    token, pair = session_token(secret, session), tls(config)
+    certificate = pair and pair[0]
     self._local = address in _own_addresses
     options = {'tls_root_certs': certificate} if certificate else {}
     # A connection each way: one would push and pull in turns.
@@ -177,26 +219,6 @@ class Client:
     """Closes both connections."""
     self._down.close()
     self._up.close()
-
-
-def connect(
-  config: ml_collections.ConfigDict, endpoint: Sequence[str], secret: str, timeout: float = 60.0
-) -> Client:
-  """Returns a client of another process's `Port`.
-
-  Args:
-    config: the run's config.
-    endpoint: endpoint of the port, as another process has told it.
-    secret: the run's secret.
-    timeout: seconds that each call may take.
-
-  Raises:
-    ConfigError: if the address is not 'host:port'.
-  """
-  address, session = endpoint
-  addresses.check(address)
-  pair = tls(config)
-  return Client(address, session_token(secret, session), pair and pair[0], timeout)
 
 
 def tls(config: ml_collections.ConfigDict) -> tuple[bytes, bytes] | None:
@@ -266,25 +288,26 @@ def read_bytes(
   return data
 
 
-def split(data: np.ndarray, shapes: Sequence[Any]) -> list[np.ndarray]:
+def split(data: np.ndarray, shapes: Any) -> Any:
   """Returns views of bytes as the arrays that were sent.
 
   Args:
     data: (n,) uint8.
-    shapes: shape and dtype of each array.
+    shapes: pytree of the arrays' shapes and dtypes.
 
   Raises:
     ValueError: if they have another size.
   """
-  sizes = [memory_lib.of_array(shape) for shape in shapes]
+  leaves, structure = jax.tree.flatten(shapes)
+  sizes = [memory_lib.of_array(leaf) for leaf in leaves]
   if data.nbytes != sum(sizes):
     raise ValueError(f'{data.nbytes} bytes, expected {sum(sizes)}')
   parts = np.split(data, np.cumsum(sizes)[:-1])
-  return [part.view(shape.dtype).reshape(shape.shape) for part, shape in zip(parts, shapes)]
+  return structure.unflatten(p.view(s.dtype).reshape(s.shape) for p, s in zip(parts, leaves))
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
+def _answering() -> Iterator[None]:
   """Turns an error of a call into an answer to its caller."""
   try:
     yield

@@ -11,7 +11,14 @@ import pytest
 
 from anp_jax import cluster
 from anp_jax.parallel.channel_split import convolutions, split as plan_lib
-from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, rounds, similar, workloads
+from anp_jax.runtimes.calibration import (
+  calibrate,
+  costs as costs_lib,
+  rounds,
+  similar,
+  timing,
+  workloads,
+)
 from anp_jax.training import build
 from tests import builders, splitting
 
@@ -23,7 +30,7 @@ def _spec(model, data=1, **overrides):
 
 
 def _measured(spec):
-  return calibrate.measure(spec, cluster.Processes(spec.config))
+  return timing.Timing(spec, cluster.Processes(spec.config)).costs()
 
 
 @pytest.mark.slow
@@ -82,7 +89,7 @@ def test_measurements_are_used_again(tmp_path, monkeypatch):
   saved = json.loads((workdir / calibrate.FILE).read_text())
   assert str(plan_lib.parse(plan[0])) == str(plan_lib.Plan(saved['plan']))
   never = mock.Mock(side_effect=AssertionError('measured again'))
-  monkeypatch.setattr(calibrate, 'measure', never)
+  monkeypatch.setattr(timing, 'Timing', never)
   assert calibrate.choose_plan(spec, str(workdir), processes) == plan
   # Another network has not been measured yet.
   other = _spec(2, **{'model.kernels': '(8, 24)'})

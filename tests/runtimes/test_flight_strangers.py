@@ -15,7 +15,6 @@ import pytest
 
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import addresses, transport
-from anp_jax.runtimes.model_ring import messages
 from anp_jax.runtimes.offload import remote_device
 from anp_jax.runtimes.parameter_server import service as service_lib
 from tests import builders, certificates
@@ -91,7 +90,8 @@ def _server(config, place, received):
 
 
 def _station(config, place, received):
-  port = messages.Receiver(config, place, lambda request, data: received.append(data))
+  port = transport.Port(config, place, 'a station')
+  port.receive = lambda request, data: received.append(data)
 
   def works(client):
     client.put({}, [np.arange(3, dtype=np.uint8)])
@@ -119,7 +119,7 @@ def service(request):
   received = []
   place = cluster_env.ClusterEnv('test', 0, 2, num_hosts=1, secret=_SECRET)
   port, works = request.param(config, place, received)
-  with contextlib.closing(transport.connect(config, port.endpoint, _SECRET)) as client:
+  with contextlib.closing(transport.Client(config, port.endpoint, _SECRET)) as client:
     yield port, lambda: works(client), received
   port.shutdown()
 
@@ -183,7 +183,7 @@ def tls_config(tmp_path):
 )
 def test_an_address_has_no_scheme(tls_config, address):
   arguments = tls_config, [address, 'session'], _SECRET
-  builders.assert_refused(['HOST:PORT'], transport.connect, *arguments)
+  builders.assert_refused(['HOST:PORT'], transport.Client, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_nothing_is_told_in_clear_where_the_config_has_tls(tls_config):
     thread = threading.Thread(target=listen)
     thread.start()
     endpoint = [f'127.0.0.1:{listener.getsockname()[1]}', 'session']
-    client = transport.connect(tls_config, endpoint, _SECRET, 5.0)
+    client = transport.Client(tls_config, endpoint, _SECRET, 5.0)
     with contextlib.closing(client), pytest.raises(flight.FlightError):
       client.ask('hello')
     thread.join()

@@ -16,7 +16,7 @@ import pytest
 from anp_jax import cluster
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, planner
+from anp_jax.runtimes.calibration import costs as costs_lib, planner, timing
 from anp_jax.runtimes.offload import (
   device as device_lib,
   offload_operation,
@@ -59,8 +59,8 @@ def remote_devices():
     place = cluster_env.ClusterEnv('test', 0, 1, secret='5a' * 32)
     local = jax.devices()[1 : 1 + count]
     server = remote_device.OffloadServer(config, place, local)
-    stack.enter_context(contextlib.closing(server))
-    client = transport.connect(config, server.endpoint, place.secret)
+    stack.enter_context(server)
+    client = transport.Client(config, server.endpoint, place.secret)
     stack.enter_context(contextlib.closing(client))
     description = remote_device.describe(local[0])
     devices = [
@@ -317,6 +317,6 @@ def test_times_are_put_where_they_belong(local_devices, monkeypatch):
   )
   config = splitting.two_convolutions(accumulate='2')
   spec = splitting.spec(config, splitting.mesh(1, 1), offload_devices=devices)
-  costs = calibrate.measure(spec, cluster.Processes(config))
+  costs = timing.Timing(spec, cluster.Processes(config)).costs()
   assert costs.unsplit == [9000.0] and len(costs.names) == 3
   splitting.assert_times_of_two_convolutions(costs, rates=(1, 2, 3), split=(0.5, 0, 0))

@@ -46,6 +46,7 @@ class _Server:
     self.service.opened.set_result(self.session)
     self.address, session = self.service.endpoint
     self.token = transport.session_token(participant.env.secret, session)
+    self.secret = participant.env.secret
     self.client = participant.connect(self.service.endpoint)
 
   @property
@@ -120,6 +121,14 @@ def test_invalid_gradient_changes_nothing(server, change):
     server.push(change(server.arrays()))
   server.unchanged()
   assert _update(server)[1] == {}
+
+
+def test_a_full_disk_ends_the_run(server):
+  """Workers would connect again for ever."""
+  server.log.append = mock.Mock(side_effect=OSError(28, 'No space left on device'))
+  _update(server)
+  text = 'the updates cannot be recorded: OSError: [Errno 28] No space left on device'
+  assert server.session.failed == text and server.store.version == 0
 
 
 def test_bytes_that_lie_are_refused(server):
@@ -284,10 +293,10 @@ def test_update_that_cannot_be_applied_is_told(server, monkeypatch, is_poisoned)
 
 def test_tls(config, tmp_path, monkeypatch, setup):
   serving.on_devices(monkeypatch, 1)
-  config = serving.config_of(config, **certificates.keys(tmp_path))
+  open_config, config = config, serving.config_of(config, **certificates.keys(tmp_path))
   server = _Server(config, tmp_path, setup)
   assert _update(server)[1] == {}
-  naked = transport.Client(server.address, server.token, None, 60.0)
+  naked = transport.Client(serving.config_of(open_config), server.service.endpoint, server.secret)
   with pytest.raises(flight.FlightError):
     naked.ask('take', worker='a')
   naked.close()

@@ -51,14 +51,9 @@ def load(
   return kind.from_json(saved['costs']), saved['plan']
 
 
-def measure(spec: run_spec.RunSpec, processes: cluster.Processes) -> costs_lib.Costs:
-  """Times the network on the run's devices; all processes call it."""
-  return timing_lib.Timing(spec, processes).costs()
-
-
 def _measure_and_plan(spec, workdir, processes):
   key = _key(spec, processes)
-  costs = measure(spec, processes)
+  costs = timing_lib.Timing(spec, processes).costs()
   # Hosts may round differently: one of them decides.
   plan = processes.gather(planner.best_plan(costs))[0]
   # If a device was lost meanwhile, its substitute was timed.

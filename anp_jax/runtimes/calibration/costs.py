@@ -7,7 +7,7 @@ Nothing overlaps: forward and backward, a layer needs the result of the layer
 before.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 
@@ -126,22 +126,20 @@ class Costs:
     return dataclasses.asdict(self)
 
   def of_devices(self, devices: Sequence[int]) -> 'Costs':
-    """Returns the costs of some of the devices, as measured with the others.
-
-    Args:
-      devices: indices of the devices.
-    """
+    """Returns the costs of some of the devices, by index, as measured with the others."""
 
     def some(values):
       return [values[d] for d in devices if d < len(values)]
 
+    return dataclasses.replace(self.mapped(some), names=some(self.names))
+
+  def mapped(self, change: Callable[[Sequence], list]) -> 'Costs':
+    """Returns the costs with each list of values by device changed, such as `unsplit`."""
     layers = {
-      path: dataclasses.replace(layer, alone=some(layer.alone), seconds=some(layer.seconds))
+      path: dataclasses.replace(layer, alone=change(layer.alone), seconds=change(layer.seconds))
       for path, layer in self.layers.items()
     }
-    return dataclasses.replace(
-      self, names=some(self.names), unsplit=some(self.unsplit), layers=layers
-    )
+    return dataclasses.replace(self, unsplit=change(self.unsplit), layers=layers)
 
   @property
   def baseline(self) -> int:
@@ -206,7 +204,7 @@ class Costs:
     seconds, behind = 0.0, np.zeros(len(self.names))
     for path in self.layers:
       counts = plan.get(path)
-      behind = behind + self._rest_around(path)
+      behind = behind + self._rest_by_layer[path]
       if path == until:
         break
       behind = behind + self._work(path, counts)
@@ -214,10 +212,6 @@ class Costs:
         seconds += max(behind) + self._communication(path, counts, plan)
         behind = np.zeros(len(self.names))
     return seconds, behind
-
-  def _rest_around(self, path):
-    """Returns a layer's part of each device's rest, by the layer's share of seconds."""
-    return self._rest_by_layer[path]
 
   def _work(self, path, counts):
     """Returns the seconds that each device computes for a layer."""
@@ -245,6 +239,7 @@ class Costs:
 
   @functools.cached_property
   def _rest_by_layer(self):
+    """Each layer's part of each device's rest, by the layer's share of seconds."""
     shares = {k: np.mean(v.alone / self._convolutions) for k, v in self.layers.items()}
     return {path: share * self._rest for path, share in shares.items()}
 
@@ -286,8 +281,9 @@ class OffloadCosts(Costs):
       return [self.layers[path].alone[0]]
     return super()._work(path, counts)
 
-  def _rest_around(self, path):
-    return np.zeros(len(self.names))  # offload devices wait for what is sent
+  @functools.cached_property
+  def _rest_by_layer(self):  # offload devices wait for what is sent
+    return dict.fromkeys(self.layers, np.zeros(len(self.names)))
 
   def _communication(self, path, counts, plan):
     return 0.0  # in the devices' times

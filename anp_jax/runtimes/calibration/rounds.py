@@ -60,7 +60,7 @@ class Rounds:
 
     The ratios of a device's seconds in a round to the first one's have a mean;
     the result is the largest width of its 95 % interval, over that mean.
-    Infinite after one round; 0 with one device.
+    0 with one device.
     """
     count = len(self._seconds)
     # All programs of a device together.
@@ -71,8 +71,6 @@ class Rounds:
     seconds = np.array(sum(self._processes.gather(local_seconds), []))
     if len(seconds) == 1:
       return 0.0
-    if count == 1:
-      return np.inf
     ratios = seconds[1:] / seconds[0]
     error = ratios.std(1, ddof=1) / np.sqrt(count)
     width = 2 * stats.t.ppf(0.975, count - 1) * error / ratios.mean(1)

@@ -1,7 +1,6 @@
 """Equal times for devices that are about equally fast."""
 
 from collections.abc import Callable, Sequence
-import dataclasses
 
 import numpy as np
 
@@ -32,9 +31,4 @@ def averaging(seconds: Sequence[float]) -> Callable[[Sequence], list]:
 
 def average(costs: costs_lib.Costs) -> costs_lib.Costs:
   """Gives devices that are about equally fast the mean of their times."""
-  mean = averaging(costs.unsplit)
-  layers = {
-    path: dataclasses.replace(layer, alone=mean(layer.alone), seconds=mean(layer.seconds))
-    for path, layer in costs.layers.items()
-  }
-  return dataclasses.replace(costs, unsplit=mean(costs.unsplit), layers=layers)
+  return costs.mapped(averaging(costs.unsplit))

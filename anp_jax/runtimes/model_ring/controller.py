@@ -146,14 +146,16 @@ class RingController:
       if lap_end not in checkpoints.steps():
         self._lost.add((model, k))
         continue
-      lap_state, _ = checkpoints.restore(str(lap_end))
-      origin = schedule.at(lap_end - 1).station
-      if not ring.owners[origin]:  # the others have not read it
+      try:
+        lap_state, _ = checkpoints.restore(str(lap_end))
+      except config_lib.ConfigError:  # damaged; a newer one is whole
+        self._lost.add((model, k))
+        continue
+      if self._runners[model].config.checkpoint.keep_best:
         self._store.hold(model, lap_end, lap_state)
-      self._send_event(
-        ring.scorer(model, k),
-        messages.ScoreRequest(model, lap_end, lap_state.evaluated(), k, origin),
-      )
+      # Station 0 is of this process, the only one that has read the state.
+      request = messages.ScoreRequest(model, lap_end, lap_state.evaluated(), k, 0)
+      self._send_event(ring.scorer(model, k), request)
 
   def _on_lap(self, message):
     """Sends a model on its next lap, or out of the ring."""
@@ -166,7 +168,7 @@ class RingController:
       return
     _note(f'{self._ring.candidates[model].name}  {status} at step {step}')
     self._inside.discard(model)
-    self._send_event(0, messages.Retired(model, step, message.state))
+    self._send_event(0, messages.Retired(model, step))
 
   def _on_scores(self, event):
     if self._leaderboard.add(event.model, event.laps, event.step, event.scores):

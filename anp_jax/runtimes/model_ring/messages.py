@@ -9,17 +9,13 @@ from collections.abc import Callable
 from concurrent import futures
 import dataclasses
 import itertools
-import json
 import queue
-import threading
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 
 from anp_jax import cluster
-from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.model_ring import ring as ring_lib, spans as spans_lib, store as store_lib
 from anp_jax.system import error_lines
@@ -50,10 +46,7 @@ class ModelMessage(Message):
 
 
 class Retired(Message):
-  """A model that has left the ring and is forgotten by one station after another.
-
-  A state that comes along is not saved yet.
-  """
+  """A model that has left the ring and is forgotten by one station after another."""
 
 
 @dataclasses.dataclass
@@ -149,37 +142,6 @@ class MessageQueue:
     return [message for *_, message in sorted(self._queue.queue) if message]
 
 
-class Receiver(transport.Port):
-  """The port on which a process receives what others send."""
-
-  def __init__(
-    self,
-    config: ml_collections.ConfigDict,
-    env: cluster_env.ClusterEnv,
-    on_data: Callable[[dict, np.ndarray], None],
-  ):
-    """Opens the port.
-
-    Args:
-      config: the run's config.
-      env: environment of this process, with the run's secret.
-      on_data: called (request, (n,) uint8) for what arrives, from any thread.
-
-    Raises:
-      ConfigError: if the port cannot be opened.
-    """
-    self._on_data = on_data
-    super().__init__(config, env, 'a station')
-
-  def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-    """Receives one request and its bytes; called by Flight."""
-    del context
-    request = json.loads(descriptor.command)
-    size, local = request.pop('bytes'), request.pop('local', False)
-    self._on_data(request, transport.read_bytes(reader, size, local))
-    writer.write(b'taken')
-
-
 class Sender:
   """Sends events to their addresses.
 
@@ -215,12 +177,14 @@ class Sender:
     self._ring, self._processes = ring, processes
     self._store, self._spans = store, spans
     self._thread = futures.ThreadPoolExecutor(1, 'sender')
-    self._lock = threading.Lock()
-    self._clients: dict[int, transport.Client] = {}
-    self._receiver = None
+    self._clients: list[transport.Client] = []
+    self._port = None
     if processes.count > 1:
-      self._receiver = Receiver(ring.config, processes.env, self._on_data)
-      self._endpoints = processes.gather(self._receiver.endpoint)
+      self._port = transport.Port(ring.config, processes.env, 'a station')
+      self._port.receive = self._on_data
+      endpoints = processes.gather(self._port.endpoint)
+      secret = processes.env.secret
+      self._clients = [transport.Client(ring.config, endpoint, secret) for endpoint in endpoints]
 
   def send_event(self, address: int, event: Any) -> None:
     """Sends a message to a station, or an event to one of the addresses."""
@@ -243,10 +207,10 @@ class Sender:
   def close(self) -> None:
     """Sends and receives nothing more."""
     self._thread.shutdown(wait=False, cancel_futures=True)
-    for client in self._clients.values():
+    for client in self._clients:
       client.close()
-    if self._receiver:
-      self._receiver.shutdown()
+    if self._port:
+      self._port.shutdown()
 
   def _processes_of(self, address):
     if address == ALL:
@@ -270,26 +234,19 @@ class Sender:
         arrays = [np.asarray(leaf) for leaf in leaves]
         span['bytes'] = sum(a.nbytes for a in arrays)
         self._put(process, address, event, arrays)
-    except Exception as e:  # noqa: BLE001 - raised by the main thread
+    except cluster.EXPECTED as e:  # such as a failed save; raised by the main thread
+      self.events.put(e)
+    except Exception as e:  # noqa: BLE001 - likewise
       text = f'a model could not be sent: {error_lines.first_line(e)}'
       self.events.put(cluster.PeerLostError(text))
 
   def _put(self, process, address, event, arrays):
     fields = {k: v for k, v in vars(event).items() if k != 'state'}
     request = {'address': address, 'kind': type(event).__name__, **fields}
-    self._client(process).put(request, arrays)
+    self._clients[process].put(request, arrays)
 
   def _on_data(self, request, data):
     address, kind = request.pop('address'), _KINDS[request.pop('kind')]
     if issubclass(kind, Message):
       request['state'] = data if data.size else None
     self._deliver(address, kind(**request))
-
-  def _client(self, process):
-    with self._lock:
-      if process not in self._clients:
-        # The watchdog of the processes names a host that has gone sooner.
-        self._clients[process] = transport.connect(
-          self._ring.config, self._endpoints[process], self._processes.env.secret, timeout=600.0
-        )
-      return self._clients[process]

@@ -77,6 +77,7 @@ class _RingProcess:
     """Opens the port of this process, which `stack` closes; nothing is trained yet."""
     self._processes, self._store = processes, store
     self._end: messages.End | None = None
+    self._latest = ('', 0)  # phase and progress of the last heartbeat
     spans = spans_lib.Spans(ring.workdir, processes.index)
     queues = {r.station.number: messages.MessageQueue(r.place) for r in runners}
     self._sender = messages.Sender(ring, processes, store, spans, queues)
@@ -132,9 +133,13 @@ class _RingProcess:
         self._controller.on_event(event)
 
   def _heartbeat(self):
-    is_idle = all(worker.is_idle for worker in self._workers)
-    steps = sum(worker.progress for worker in self._workers)
-    self._processes.heartbeat('waiting' if is_idle else 'step', steps)
+    phases = {worker.phase for worker in self._workers}
+    # The one that may last longest; others wait for what another process does.
+    phase = min(phases - {'waiting', 'step'} or phases & {'step'} or phases)
+    latest = phase, sum(worker.progress for worker in self._workers)
+    if latest != self._latest or phase == 'waiting':  # else nothing has moved
+      self._latest = latest
+      self._processes.heartbeat(*latest)
 
   def _finish(self):
     """Saves and scores what waits; returns the steps of models in the ring."""
@@ -146,10 +151,10 @@ class _RingProcess:
     self._store.wait()
     self._processes.heartbeat('evaluating')
     for worker in workers:
-      worker.score_waiting()
+      worker.handle_waiting(messages.ScoreRequest)
     gathered = self._gather(steps)
     for worker in workers:
-      worker.keep_waiting()
+      worker.handle_waiting(messages.Ranked)
     self._store.wait()
     return {int(model): step for process_steps in gathered for model, step in process_steps.items()}
 

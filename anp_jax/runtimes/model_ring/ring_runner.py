@@ -235,6 +235,5 @@ class Runners:
 def _placed(tree, abstract):
   """Returns a tree from elsewhere, or its bytes, with abstract's shardings."""
   if isinstance(tree, np.ndarray):
-    leaves, structure = jax.tree.flatten(abstract)
-    tree = jax.tree.unflatten(structure, transport.split(tree, leaves))
+    tree = transport.split(tree, abstract)
   return jax.device_put(tree, jax.tree.map(lambda s: s.sharding, abstract))

@@ -13,6 +13,7 @@ One lap of a model, from station to station:
 """
 
 from collections.abc import Callable, Sequence
+import contextlib
 import threading
 from typing import Any
 
@@ -27,12 +28,15 @@ from anp_jax.runtimes.model_ring import (
   store as store_lib,
 )
 
+# Phases of the parts of its work.
+_PHASES = {'prepare': 'compiling', 'train': 'step', 'score': 'evaluating', 'save': 'saving'}
+
 
 class RingWorker:
   """One station, in a thread of its own.
 
   Attributes:
-    is_idle: whether there is nothing to do.
+    phase: phase of its work, for `cluster.Processes.heartbeat`.
     progress: steps made since the start, and models prepared for.
   """
 
@@ -53,7 +57,7 @@ class RingWorker:
       spans: record of the station's work.
       send_event: (address, event) -> None, see `messages.Sender`.
     """
-    self.is_idle = False
+    self.phase = 'waiting'
     self.progress = 0
     self._runners, self._ring = runners, runners.ring
     self._number = runners.station.number
@@ -61,6 +65,12 @@ class RingWorker:
     self._send_event = send_event
     self._queue = queue
     self._models: Sequence[int] = ()
+    self._handlers = {
+      messages.ModelMessage: self._train,
+      messages.ScoreRequest: self._score,
+      messages.Ranked: self._keep,
+      messages.Retired: self._retire,
+    }
     self._thread = threading.Thread(target=self._run, name=f'station {self._number}', daemon=True)
 
   def start(self, models: Sequence[int]) -> None:
@@ -87,21 +97,16 @@ class RingWorker:
     for message in self._queue.remaining():
       if isinstance(message, messages.ModelMessage):
         steps[message.model] = message.step
-      if isinstance(message, (messages.ModelMessage, messages.Retired)):
-        self._save_elsewhere(message)
+        if message.state is not None:
+          state = self._runners[message.model].place(message.state)
+          self._store.save(message.model, message.step, state)
     return steps
 
-  def score_waiting(self) -> None:
-    """Scores the models whose scores wait here."""
+  def handle_waiting(self, kind: type) -> None:
+    """Handles the `ScoreRequest`s or `Ranked` that wait here."""
     for message in self._queue.remaining():
-      if isinstance(message, messages.ScoreRequest):
-        self._score(message)
-
-  def keep_waiting(self) -> None:
-    """Saves the best of the states whose scores have come."""
-    for message in self._queue.remaining():
-      if isinstance(message, messages.Ranked):
-        self._keep(message)
+      if isinstance(message, kind):
+        self._handlers[kind](message)
 
   def close(self) -> None:
     """Stops, and ends the streams of the station."""
@@ -109,26 +114,22 @@ class RingWorker:
     self._runners.close()
 
   def _run(self):
-    handlers = {
-      messages.ModelMessage: self._train,
-      messages.ScoreRequest: self._score,
-      messages.Ranked: self._keep,
-      messages.Retired: self._retire,
-    }
     try:
       # All arrays of a station lie on its devices, also those made on the way,
       # such as a seed.
       with jax.default_device(self._runners.station.mesh.devices.flat[0]):
         self._prepare()
         while (message := self._queue.get()) is not None:
-          self.is_idle = False
-          handlers[type(message)](message)
-          self.is_idle = True
+          self._handlers[type(message)](message)
     except BaseException as e:  # noqa: BLE001 - raised by the main thread
       self._send_event(messages.HERE, e)
 
+  @contextlib.contextmanager
   def _record(self, what, model, lap):
-    return self._spans.record(self._number, what, model, lap)
+    before, self.phase = self.phase, _PHASES[what]
+    with self._spans.record(self._number, what, model, lap) as span:
+      yield span
+    self.phase = before
 
   def _prepare(self):
     for model in self._models:
@@ -139,7 +140,6 @@ class RingWorker:
         runner.compile(len(self._ring.eval_source))
         runner.prepare(0)
       self.progress += 1
-    self.is_idle = True
 
   def _train(self, message):
     """Trains a model on this station's shard, and sends it on."""
@@ -217,16 +217,9 @@ class RingWorker:
 
   def _retire(self, message):
     """Releases a model that has left the ring, and tells the next station."""
-    self._save_elsewhere(message)
     if runner := self._runners.get(message.model):
       # Its last score is made: the request came before this message.
       runner.release()
     self._store.records.close_model(message.model)
     if self._number + 1 < self._ring.stations:
       self._send_event(self._number + 1, messages.Retired(message.model, message.step))
-
-  def _save_elsewhere(self, message):
-    """Saves a state that another station may have made."""
-    if message.state is not None:
-      state = self._runners[message.model].place(message.state)
-      self._store.save(message.model, message.step, state)

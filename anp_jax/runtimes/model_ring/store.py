@@ -116,8 +116,9 @@ class Store:
       best.save_best(step, self._runners[model].place(state), scores)
 
   def expected_save_seconds(self) -> float:
-    """Returns the seconds that a save takes; any thread may call it."""
-    return max((self._save_seconds, *(c.expected_save_seconds() for c in self._all())))
+    """Returns the seconds that saves of all models take; any thread may call it."""
+    seconds = max((self._save_seconds, *(c.expected_save_seconds() for c in self._all())))
+    return seconds * len(self._ring.models)
 
   def let_go(self, model: int) -> None:
     """Returns once a model's last save is done and its files are closed."""

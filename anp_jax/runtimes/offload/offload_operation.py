@@ -53,14 +53,7 @@ class OffloadedConvolution:
       counts: features of the training device, then of each offload device; 0
         or more.
       devices: offload devices, see `device.LocalDevice`.
-
-    Raises:
-      ValueError: for other numbers of devices or features.
     """
-    if len(counts) != 1 + len(devices) or sum(counts) != kernel.shape[-1]:
-      raise ValueError(
-        f'counts {tuple(counts)}: expected {1 + len(devices)} of them, {kernel.shape[-1]} in all'
-      )
     self.convolve, self.local = convolve, slice(0, counts[0])
     self.dtype, self.has_backward = kernel.dtype, False
     y = jax.eval_shape(convolve, x, kernel)

@@ -1,6 +1,5 @@
 """The offload devices of a run, which are those that are there at its start."""
 
-import contextlib
 import socket
 import threading
 import time
@@ -138,7 +137,7 @@ class DevicePool:
     from anp_jax.runtimes.offload import remote_device, replaceable
 
     secret = self._all.env.secret
-    client = transport.connect(self._config, value['endpoint'], secret, remote_device.TIMEOUT)
+    client = transport.Client(self._config, value['endpoint'], secret)
     substitute = device_lib.LocalDevice(jax.local_devices(backend='cpu')[0], 'this process')
     devices = []
     for index, description in enumerate(value['devices']):
@@ -185,7 +184,7 @@ def serve(config: ml_collections.ConfigDict, processes: cluster.Processes) -> No
     },
   )
   stops_at = None
-  with contextlib.closing(server), processes.handling_signals():
+  with server, processes.handling_signals():
     while not orders:
       # A heartbeat also without requests, as in a long evaluation.
       processes.heartbeat('serving', server.requests)

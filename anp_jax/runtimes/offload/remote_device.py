@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from concurrent import futures
 import dataclasses
-import json
 import queue
 import threading
 from typing import Any
@@ -18,10 +17,6 @@ from pyarrow import flight
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.offload import device as device_lib
-
-# Seconds of a call: the first one waits until a program is compiled. The
-# coordinator reports a lost process sooner.
-TIMEOUT = 600.0
 
 
 def describe(device: jax.Device) -> dict:
@@ -203,40 +198,27 @@ class OffloadServer(transport.Port):
     self._results: dict[tuple, Any] = {}  # futures by device, number and name
     super().__init__(config, env, 'an offload process')
 
-  def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+  def receive(self, request: dict, data: np.ndarray) -> None:
     """Receives a program of a task, or starts a pass of one."""
-    del context
-    with transport.answering():
-      request = json.loads(descriptor.command)
-      data = transport.read_bytes(reader, request['bytes'])
-      self.requests += 1
-      key = request['device'], request['number']
-      device = self._devices[key[0]]
-      task = self._tasks.setdefault(key, _ReceivedTask(key[1], {}))
-      if request['kind'] == 'program':
-        program = export.deserialize(bytearray(data.tobytes()))
-        task.exported[request['name']] = program
-      elif request['kind'] == 'forward':
-        x, kernel = transport.split(data, task.exported['y'].in_avals)
-        self._results[*key, 'y'] = device.forward(task, x, kernel, request['keep'])
-      else:
-        (dy,) = transport.split(data, task.exported['y'].out_avals)
-        dx, dkernel = device.backward(task, dy, request['needs_dx'])
-        self._results[*key, 'dx'] = dx
-        self._results[*key, 'dkernel'] = dkernel
-    writer.write(b'taken')
+    self.requests += 1
+    key = request['device'], request['number']
+    device = self._devices[key[0]]
+    task = self._tasks.setdefault(key, _ReceivedTask(key[1], {}))
+    if request['kind'] == 'program':
+      task.exported[request['name']] = export.deserialize(bytearray(data.tobytes()))
+    elif request['kind'] == 'forward':
+      x, kernel = transport.split(data, task.exported['y'].in_avals)
+      self._results[*key, 'y'] = device.forward(task, x, kernel, request['keep'])
+    else:
+      (dy,) = transport.split(data, task.exported['y'].out_avals)
+      dx, dkernel = device.backward(task, dy, request['needs_dx'])
+      self._results[*key, 'dx'] = dx
+      self._results[*key, 'dkernel'] = dkernel
 
-  def do_get(self, context: Any, ticket: Any) -> flight.RecordBatchStream:
-    """Sends a result as soon as it has been computed."""
-    del context
-    with transport.answering():
-      request = json.loads(ticket.ticket)
-      key = request['device'], request['number'], request['part']
-      return transport.stream({}, [self._results.pop(key).result()])
-
-  def close(self) -> None:
-    """Closes the port."""
-    self.shutdown()
+  def answer(self, name: str, device: int, number: int, part: str) -> tuple[dict, list]:
+    """Returns a result as soon as it has been computed."""
+    del name
+    return {}, [self._results.pop((device, number, part)).result()]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,12 +207,11 @@ class Chief:
     """A session that begins with a TrainState of NumPy arrays."""
     setup, workdir = self._setup, self._participant.workdir
     config, version = setup.config, int(state.step)
-    records = log_lib.read(workdir)
-    data_shards = scheduler_lib.data_shards(config, self._workers)
-    used = log_lib.used_tickets(records, version, data_shards)
-    settings = log_lib.session_settings(config, data_shards, setup.ahead, self._workers)
-    log = log_lib.UpdateLog(workdir, version, settings)
     settings = self._settings()
+    data_shards = settings['data_shards']
+    used = log_lib.used_tickets(log_lib.read(workdir), version, data_shards)
+    recorded = log_lib.session_settings(config, data_shards, setup.ahead, self._workers)
+    log = log_lib.UpdateLog(workdir, version, recorded)
     starts = [optimizer.start(state) for optimizer in setup.optimizers]
     store = parameter_store.ParameterStore(
       setup.optimizers[0], starts[0], session_lib.snapshot_test(settings), settings['max_pending']
@@ -243,7 +242,7 @@ class Chief:
       data = self._fetch_snapshot(session, version, index)
       if data is None:
         return None
-      states.append(service_lib.unpack_state(optimizer, data))
+      states.append(transport.split(data, optimizer.abstract_state))
     state = slice_optimizer.join(setup.layout, setup.optimizers, states)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.program.abstract_state)
     return jax.device_put(state, shardings)

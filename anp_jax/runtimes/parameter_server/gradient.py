@@ -139,7 +139,5 @@ def _clipping(o) -> optax.GradientTransformation:
   """The effects that need the whole gradient, and so are the workers'."""
   if not o.clip_norm:
     return optax.identity()
-  effects = [optax.clip_by_global_norm(o.clip_norm)]
-  if o.clip_value:  # first, as in `optimizer`
-    effects.insert(0, optax.clip(o.clip_value))
-  return optax.chain(*effects)
+  first = [optax.clip(o.clip_value)] if o.clip_value else []  # as in `optimizer`
+  return optax.chain(*first, optax.clip_by_global_norm(o.clip_norm))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent import futures
 import contextlib
+import functools
 import threading
 
 from absl import logging
@@ -255,11 +256,8 @@ class _WorkerSession:
     if answer is None:
       return None
     version, data = answer
-    jobs = [
-      self._transfers.submit(self._weights, server, at_least=version, **request)
-      for server in self._servers[1:]
-    ]
-    answers = [job.result() for job in jobs]
+    weights = functools.partial(self._weights, at_least=version, **request)
+    answers = [*self._transfers.map(weights, self._servers[1:])]
     if None in answers:
       return None
     dtype = self._layout.params.dtype
@@ -285,12 +283,8 @@ class _WorkerSession:
     """Sends each server its slice."""
     request = {'worker': self._worker.name, 'ticket': ticket}
     deltas = [stats_delta] + [stats_delta[:0]] * (len(self._servers) - 1)
-    jobs = [
-      self._transfers.submit(server.put, request, [gradient[part], delta])
-      for server, part, delta in zip(self._servers, self._layout.slices, deltas, strict=True)
-    ]
-    for job in jobs:
-      job.result()
+    arrays = zip((gradient[part] for part in self._layout.slices), deltas, strict=True)
+    list(self._transfers.map(lambda server, pair: server.put(request, pair), self._servers, arrays))
     self._worker.progress += 1
 
   def _ask(self, name, **request):

@@ -81,7 +81,7 @@ class Participant:
     Raises:
       ConfigError: for an address that is not 'host:port'.
     """
-    return transport.connect(self.config, endpoint, self.env.secret)
+    return transport.Client(self.config, endpoint, self.env.secret)
 
   def _answer(self, value):
     with contextlib.suppress(futures.InvalidStateError):  # it was invited before

@@ -45,7 +45,7 @@ class TicketScheduler:
     # A run may be resumed with a shorter duration than it has had.
     self.version, self.limit = version, max(total, version)
     self.data_shards = data_shards(config, workers)
-    self._settings = s
+    self._is_synchronous = s.mode == 'synchronous'
     self._drops_late = s.mode == 'rennala'
     self._spares = s.backup_workers if self._is_synchronous else math.inf
     tickets = (divmod(number, self.data_shards) for number in itertools.count())
@@ -57,10 +57,6 @@ class TicketScheduler:
     self._leases: dict[tuple[int, int], dict[str, int | None]] = {}
     # Ticket -> worker and contribution, of the update being made
     self._committed: dict[tuple[int, int], tuple[str, dict]] = {}
-
-  @property
-  def _is_synchronous(self):
-    return self._settings.mode == 'synchronous'
 
   def take(self, worker: str) -> tuple[int, int] | None:
     """Leases a ticket; None if there is none now, or no more."""

@@ -51,8 +51,6 @@ class SecondaryServer:
     try:
       if settings := self._participant.invitation():
         self._serve(settings)
-    except transport.CONNECTION_ERRORS as e:
-      raise cluster.PeerLostError(f'server 0: {error_lines.typed_line(e)}') from e
     finally:
       # A caller of a port that is left open while Python shuts down would take
       # the process down.
@@ -62,8 +60,11 @@ class SecondaryServer:
     participant, index = self._participant, self._participant.env.index
     optimizer = self._prepare(settings).optimizers[index]
     chief = participant.connect(settings['servers'][0])
-    _, data = chief.get('start', server=index)
-    start = service_lib.unpack_state(optimizer, data)
+    try:
+      _, data = chief.get('start', server=index)
+    except transport.CONNECTION_ERRORS as e:
+      raise cluster.PeerLostError(f'server 0: {error_lines.typed_line(e)}') from e
+    start = transport.split(data, optimizer.abstract_state)
     store = parameter_store.ParameterStore(
       optimizer,
       jax.device_put(start, optimizer.device),

@@ -14,6 +14,7 @@ from anp_jax.runtimes.parameter_server import (
   scheduler as scheduler_lib,
   slice_optimizer,
 )
+from anp_jax.system import error_lines
 
 # Seconds that a call waits for what is not there yet; then it is made again.
 PATIENCE = 2.0
@@ -154,7 +155,11 @@ class ChiefSession(Session):
 
   def _submit(self, version, contributions):
     logged = [{k: c[k] for k in _LOGGED} for c in contributions]
-    self.log.append(version, self.devices, logged)
+    try:
+      self.log.append(version, self.devices, logged)
+    except OSError as e:  # a full disk: no worker could mend it
+      self.fail(f'the updates cannot be recorded: {error_lines.typed_line(e)}')
+      return
     if len(self.starts) > 1:
       self._updates.append((version, logged))
     self.applied.append((time.monotonic(), version, contributions))

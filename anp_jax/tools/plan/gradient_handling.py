@@ -9,7 +9,6 @@ import contextlib
 import secrets
 import statistics
 import time
-from typing import Any
 
 import jax
 import ml_collections
@@ -33,17 +32,13 @@ class _Port(transport.Port):
     super().__init__(config, cluster_env.ALONE._replace(secret=_SECRET), 'a server')
     self._weights = weights
 
-  def do_get(self, context: Any, ticket: Any) -> Any:
-    """Sends the weights."""
-    del context, ticket
-    return transport.stream({}, self._weights, local=True)
+  def answer(self, name: str) -> tuple[dict, list[np.ndarray]]:
+    """Returns the weights."""
+    del name
+    return {}, self._weights
 
-  def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+  def receive(self, request: dict, data: np.ndarray) -> None:
     """Receives a gradient."""
-    del context, descriptor
-    size = sum(weights.nbytes for weights in self._weights)
-    transport.read_bytes(reader, size, local=True)
-    writer.write(b'taken')
 
 
 def seconds(config: ml_collections.ConfigDict) -> tuple[float, float]:
@@ -73,7 +68,7 @@ def seconds(config: ml_collections.ConfigDict) -> tuple[float, float]:
   with contextlib.ExitStack() as stack:
     port = _Port(config, weights)
     stack.callback(port.shutdown)
-    client = transport.connect(config, port.endpoint, _SECRET)
+    client = transport.Client(config, port.endpoint, _SECRET)
     stack.callback(client.close)
     sent = _work(lambda: client.get('weights'))
     sent += _work(lambda: client.put({}, [gradient]))
