@@ -10,15 +10,15 @@ from anp_jax.training import build as build_lib, objective as objective_lib, run
 NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
 
 
-def objective(config, names=NAMES, class_weights=()):
-  return objective_lib.create(vocabulary_lib.Vocabulary(names), config, class_weights)
+def objective(config, names=NAMES):
+  return objective_lib.create(vocabulary_lib.Vocabulary(names), config)
 
 
-def build(config, devices, names=NAMES, class_weights=()):
+def build(config, devices, names=NAMES):
   """The program of a config whose batch divides over the devices."""
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   division.check(config, config.batch_size, mesh)
-  losses = objective(config, names, class_weights)
+  losses = objective(config, names)
   return build_lib.create(run_spec.RunSpec(config, mesh, losses, config.batch_size, 640))
 
 

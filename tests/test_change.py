@@ -203,7 +203,11 @@ def test_a_change_is_told_once_and_holds(tmp_path, before, x64, capsys):
     capsys.readouterr()
     _run_that_dies(other, tmp_path, change)
     text = capsys.readouterr().out
-    assert 'config.optimizer.learning_rate=0.2 from step 6 on, 0.5 before' in (text)
+    assert 'config.optimizer.learning_rate=0.2 from step 6 on, 0.5 before' in text
+    assert (
+      'change   config.duration=12 steps from step 6 on, 6 steps before: '
+      f'learning rate {_rates()[6]:.6g}, not 0.5\n' in text
+    )
     assert len(telemetry.of_kind(str(tmp_path), metric_lines.CHANGE)) == 5
   with pytest.raises(config_lib.ConfigError, match='rate is 0.5, but the run'):
     _resume(before, tmp_path)
@@ -214,6 +218,7 @@ def test_a_change_is_told_once_and_holds(tmp_path, before, x64, capsys):
   np.testing.assert_allclose(_saved(tmp_path, 12), [_descended(_rates())], rtol=1e-12)
   page = (tmp_path / 'report' / 'index.html').read_text()
   assert 'from step 6' in page and '=polynomial, constant before' in page
+  assert f'duration=12 steps, 6 steps before: learning rate {_rates()[6]:.6g}' in page
   # The run goes on under its new config, and its past is not told again.
   other.duration = '14 steps'
   _resume(other, tmp_path)

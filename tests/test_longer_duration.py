@@ -5,10 +5,9 @@ import math
 
 import pytest
 
-from anp_jax import config as config_lib, train
-from anp_jax.reporting import metric_lines, telemetry
+from anp_jax import config as config_lib
 from anp_jax.training import run_spec, schedule_change
-from tests import builders, serving
+from tests import builders
 
 pytestmark = pytest.mark.usefixtures('on_one_device')
 
@@ -35,44 +34,6 @@ def _rate(schedule, step, total):
   if schedule == 'cosine':
     return rise * _PEAK * (1 + math.cos(math.pi * done)) / 2
   return rise * _PEAK * (1 - done)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'schedule, strategy', [('cosine', 'sync'), ('polynomial', 'parameter_server')]
-)
-def test_both_rates_are_told_at_the_step_of_resume(
-  tmp_path, config, capsys, monkeypatch, schedule, strategy
-):
-  if strategy == 'parameter_server':
-    serving.on_devices(monkeypatch, 1)
-  workdir = str(tmp_path)
-  name = {'strategy.name': strategy}
-  train.run(_config(config, schedule, '5 steps', **name), workdir)
-  assert telemetry.of_kind(workdir, metric_lines.CHANGE) == []
-  capsys.readouterr()
-  train.run(_config(config, schedule, '9 steps', **name), workdir)
-  new = _rate(schedule, 5, 9)
-  assert (
-    'change   config.duration=9 steps from step 5 on, 5 steps before: '
-    f'learning rate {new:.6g}, not 0\n' in capsys.readouterr().out
-  )
-  assert telemetry.of_kind(workdir, metric_lines.CHANGE) == [
-    {
-      'kind': 'change',
-      'step': 5,
-      'key': 'duration',
-      'old': '5 steps',
-      'new': '9 steps',
-      'old_rate': pytest.approx(0, abs=1e-12),
-      'new_rate': pytest.approx(new),
-    }
-  ]
-  page = (tmp_path / 'report' / 'index.html').read_text()
-  assert f'duration=9 steps, 5 steps before: learning rate {new:.6g}' in page
-  lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
-  rates = {r['step']: r['learning_rate'] for r in map(json.loads, lines) if 'learning_rate' in r}
-  assert rates[6] == pytest.approx(new)  # of the sixth step, made after five
 
 
 @pytest.mark.parametrize('schedule', ['cosine', 'polynomial'])

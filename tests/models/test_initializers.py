@@ -17,7 +17,7 @@ _SHAPE = (3, 3, 64, 256)  # 147,456 numbers; fan-in 576, fan-out 2304
   [
     (layers.Initializer('normal', 0.01), 0.01, None),
     (layers.Initializer('normal', 2.0, 'fan_in'), math.sqrt(2 / 576), None),
-    (layers.Initializer('normal', 2.0, 'fan_out'), math.sqrt(2 / 2304), None),
+    (layers.Conv(256, 3).kernel_init, math.sqrt(2 / 2304), None),
     # Of a standard normal distribution cut at 2: 1 - 4 phi(2) / (2 Phi(2) - 1).
     (layers.Initializer('truncated_normal', 0.02), 0.02 * 0.8796256610, 0.04),
     (

@@ -1,6 +1,5 @@
 """Convolution, pooling and relu against NumPy in float64."""
 
-import collections
 import math
 import re
 
@@ -229,32 +228,15 @@ def test_the_lowering_is_chosen_by_platform_and_shapes(where):
   assert strided == (not products and kind != 'depth')
 
 
-@pytest.mark.parametrize(
-  'platform, convolutions, pools', [('cpu', 4, 0), ('gpu', 17, 0), ('tpu', 17, 1)]
-)
-def test_accelerators_convolve_by_library(platform, convolutions, pools):
+@pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])
+def test_a_network_computes_as_its_platform_does(platform):
   """Also where it is compiled on a machine without an accelerator."""
   net = resnet.ResNet(10, stages=(1, 1, 1, 1), bottleneck=True, group=0, platform=platform)
   images = jax.ShapeDtypeStruct((2, 64, 64, 3), 'float32')
-  variables = jax.eval_shape(lambda x: net.init(jax.random.key(0), x, False), images)
-  jaxpr = jax.make_jaxpr(lambda v, x: net.apply(v, x, True, mutable=['batch_stats']))(
-    variables, images
-  )
-  counts = collections.Counter(_primitives(jaxpr.jaxpr))
-  assert counts['conv_general_dilated'] == convolutions
-  # Of the classifier, of each 1x1 convolution, and of each of 2x2 results.
-  assert counts['dot_general'] == 1 + 17 - convolutions
-  assert counts['reduce_window_max'] == pools
-
-
-def _primitives(jaxpr):
-  """The name of every operation, inner ones too."""
-  for equation in jaxpr.eqns:
-    yield equation.primitive.name
-    for value in equation.params.values():
-      inner = getattr(value, 'jaxpr', value)
-      if hasattr(inner, 'eqns'):
-        yield from _primitives(inner)
+  program = str(jax.make_jaxpr(lambda v, x: net.apply(v, x, False))(references.shapes(net), images))
+  # That of the classifier; on a CPU 1x1 convolutions and those of 2x2 results too.
+  assert (program.count('dot_general') == 1) == (platform != 'cpu')
+  assert ('reduce_window_max' in program) == (platform == 'tpu')
 
 
 # (window, stride, padding): of pools.

@@ -8,7 +8,6 @@ import pytest
 
 from anp_jax.models import convnext, efficientnet
 from anp_jax.models.layers import example_randomness
-from tests import stepping
 
 
 class _Draws(nn.Module):
@@ -69,37 +68,6 @@ def test_numbers_left_out_are_of_the_row_and_a_quarter():
   # The deviation of a share of 8,000 is 0.005: five of them.
   assert abs(is_out.mean() - 0.25) < 0.025
   assert not (is_out == is_out[0]).all()
-
-
-class _Branch(nn.Module):
-  """A branch that some examples leave out, before the classifier."""
-
-  dtype: str = 'float64'
-
-  @nn.compact
-  def __call__(self, images, train):
-    types = dict(dtype=self.dtype, param_dtype=self.dtype)
-    x = nn.Dense(8, **types, name='first')(images[:, ::4, ::4].reshape(len(images), -1))
-    (factor,) = example_randomness.branch_factors(self, (0.5,), train)
-    branch = nn.Dense(8, **types, name='branch')(x)
-    x += branch if factor is None else factor[:, 0, 0] * branch
-    return nn.Dense(stepping.CLASSES, **types, name='head')(x)
-
-
-def _losses(devices, **keys):
-  config = stepping.config_of(**keys)
-  run = stepping.Run(config, devices, _Branch())
-  batches = [stepping.batch_of(i) for i in range(3)]
-  state, metrics = run.steps(run.state(), batches)
-  return jax.device_get(state.params), stepping.column(metrics)
-
-
-@pytest.mark.slow
-def test_paths_dropped_do_not_depend_on_devices(x64):
-  want_params, want = _losses(1)
-  params, losses = _losses(4, accumulate=2)
-  np.testing.assert_allclose(losses, want, stepping.TIGHT)
-  stepping.assert_close(params, want_params, stepping.TIGHT)
 
 
 def test_no_branch_is_left_out_in_evaluation_or_at_rate_0():
