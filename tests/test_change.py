@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+from unittest import mock
 
 import jax
 import numpy as np
@@ -244,29 +245,18 @@ def test_a_change_that_is_refused_later_is_taken_back(tmp_path, before, x64):
 
 def test_a_change_that_cannot_be_written_is_one_line(tmp_path, before, x64, monkeypatch):
   full = OSError(errno.ENOSPC, 'No space left on device')
-  monkeypatch.setattr(run_dir.files, 'write_atomic', _raise(full))
+  monkeypatch.setattr(run_dir.files, 'write_atomic', mock.Mock(side_effect=full))
   with pytest.raises(config_lib.ConfigError, match='No space left'):
     _resume(_changed(before), tmp_path, _KEYS)
-
-
-def _raise(error):
-  def fail(*_, **__):
-    raise error
-
-  return fail
 
 
 def _run_that_dies(config, workdir, change, duration=''):
   """Resumes a run that ends with an error before its first step."""
   config.duration = duration or config.duration
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(run_lib.Run, 'compile', _die)
+    patch.setattr(run_lib.Run, 'compile', mock.Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
       _resume(config, workdir, change)
-
-
-def _die(*_):
-  raise ZeroDivisionError
 
 
 def test_a_config_that_differs_elsewhere_changes_nothing(tmp_path, before, x64):

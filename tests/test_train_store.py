@@ -3,6 +3,7 @@
 import errno
 import json
 import signal
+from unittest import mock
 
 import jax
 import numpy as np
@@ -110,14 +111,12 @@ def test_torn_and_damaged_checkpoints_are_passed_over(gcs, tiny_config, unbroken
   'body, failure', [(False, cluster.RunFailedError), (True, ZeroDivisionError)]
 )
 def test_the_first_error_is_the_one_that_ends_a_run(monkeypatch, body, failure):
-  def fail(_):
-    raise mirror.UploadError(errno.EIO, 'the store is gone')
-
   class Strategy:
     def run(self, invocation, one_model):
       return 1 // (not body)
 
-  monkeypatch.setattr(mirror, 'upload', fail)
+  gone = mirror.UploadError(errno.EIO, 'the store is gone')
+  monkeypatch.setattr(mirror, 'upload', mock.Mock(side_effect=gone))
   monkeypatch.setattr(train.strategy_lib, 'find', lambda _: Strategy())
   with pytest.raises(failure):
     train.run(builders.config({}), 'runs/none')

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+from unittest import mock
 
 import jax
 import numpy as np
@@ -194,10 +195,7 @@ def test_a_run_of_pairs_goes_on_with_pairs(tmp_path, config):
 def test_a_workdir_that_cannot_be_written_to_is_one_line(config, tmp_path, monkeypatch):
   """Though its permissions did not tell: a full disk, say."""
   classes = vocabulary.Vocabulary(('a', 'b'))
-
-  def full(*_, **__):
-    raise OSError(28, 'No space left on device')
-
-  monkeypatch.setattr(run_dir.os, 'makedirs', full)
+  full = OSError(28, 'No space left on device')
+  monkeypatch.setattr(run_dir.os, 'makedirs', mock.Mock(side_effect=full))
   line = builders.refusal(run_dir.claim_workdir, str(tmp_path / 'run'), config, classes)
   assert line.endswith("/run' cannot be written to: No space left on device; choose another folder")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -45,19 +46,13 @@ def test_a_command_returns_its_status(outcome, status, line, capsys):
   ],
 )
 def test_an_error_is_one_line_that_no_terminal_obeys(text, line, capsys):
-  @exits.with_status()
-  def main(arguments):
-    raise config_lib.ConfigError(text)
-
+  main = exits.with_status()(mock.Mock(side_effect=config_lib.ConfigError(text)))
   assert main([]) == 2
   assert capsys.readouterr().err == f'error: {line}\n'
 
 
 def test_what_is_no_users_error_is_raised():
-  @exits.with_status()
-  def main(arguments):
-    raise ZeroDivisionError
-
+  main = exits.with_status()(mock.Mock(side_effect=ZeroDivisionError))
   with pytest.raises(ZeroDivisionError):
     main([])
 

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import tempfile
+from unittest import mock
 
 import pytest
 
@@ -18,14 +19,11 @@ _Usage = collections.namedtuple('_Usage', 'total used free')
 @pytest.mark.parametrize('code', [errno.EROFS, errno.ENOSPC, errno.EDQUOT])
 def test_permissions_do_not_say_all(check, code, tmp_path, monkeypatch):
   """A quota and a full disk let a process look, and not write."""
-
-  def refused(*_, **__):
-    raise OSError(code, os.strerror(code))
-
   path = str(tmp_path / 'new')
   check('--x', path)
   assert not os.listdir(tmp_path)
-  monkeypatch.setattr(tempfile, 'TemporaryFile', refused)
+  refused = OSError(code, os.strerror(code))
+  monkeypatch.setattr(tempfile, 'TemporaryFile', mock.Mock(side_effect=refused))
   line = builders.refusal(check, '--x', path)
   assert line.startswith(
     f'--x={path!r}: {tmp_path} cannot be written to: {os.strerror(code)}; choose another '

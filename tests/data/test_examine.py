@@ -4,6 +4,7 @@ import io
 import random
 import struct
 import time
+from unittest import mock
 import warnings
 import zlib
 
@@ -315,11 +316,6 @@ def test_mutants_that_pass_are_decoded_in_training_and_others_converted(capfd, r
 
 @pytest.mark.parametrize('outcomes', [[MemoryError], [OSError, MemoryError]])
 def test_a_lack_of_memory_is_no_damage(outcomes, monkeypatch):
-  errors = iter(outcomes)
-
-  def fail(*_):
-    raise next(errors)
-
-  monkeypatch.setattr(examine, '_load', fail)
+  monkeypatch.setattr(examine, '_load', mock.Mock(side_effect=outcomes))
   with pytest.raises(MemoryError):
     _examine(_encode(builders.random_pixels(8, 8), 'PNG'), 'x.png')

@@ -4,6 +4,7 @@ Each file has Pillow's pixels in both, or is refused in both.
 """
 
 import io
+from unittest import mock
 
 import numpy as np
 from PIL import Image
@@ -91,10 +92,8 @@ def test_no_program_is_started_for_postscript(monkeypatch):
 
 
 def test_a_lack_of_memory_is_no_damage(monkeypatch):
-  def fail(*args):
-    raise OSError('out of memory error when reading image file')
-
-  monkeypatch.setattr('PIL.ImageFile.ImageFile.load', fail)
+  error = OSError('out of memory error when reading image file')
+  monkeypatch.setattr('PIL.ImageFile.ImageFile.load', mock.Mock(side_effect=error))
   with pytest.raises(MemoryError):
     images.decode_shrunk(image_files.PNG, 32, 100)
 

@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 import threading
+from unittest import mock
 
 import numpy as np
 from PIL import Image
@@ -214,10 +215,6 @@ def test_a_source_without_identity_is_refused(config, monkeypatch):
 
 def test_an_error_of_the_machine_ends_the_build(config, monkeypatch, tmp_path):
   files = image_sources.Source(_files(4))
-
-  def fail(indices):
-    raise OSError(5, 'Input/output error')
-
-  monkeypatch.setattr(files, 'read', fail)
+  monkeypatch.setattr(files, 'read', mock.Mock(side_effect=OSError(5, 'Input/output error')))
   builders.assert_refused('Input/output error$', cache.wrap, files, config)
   assert not _parts(tmp_path)

@@ -3,6 +3,7 @@
 import gc
 import os
 import tarfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -113,11 +114,8 @@ def test_a_lack_of_descriptors_while_a_format_is_loaded(monkeypatch):
   from anp_jax.data.image_files import images
 
   webp = builders.encode_image(np.zeros((9, 9, 3), np.uint8), 'WEBP')
-
-  def fail(name):
-    raise OSError(24, 'Too many open files', name)
-
-  monkeypatch.setattr('importlib.import_module', fail)
+  error = OSError(24, 'Too many open files')
+  monkeypatch.setattr('importlib.import_module', mock.Mock(side_effect=error))
   with pytest.raises(OSError) as e:
     images.decode_shrunk(webp, 8, 100)
   assert corruption.is_transient(e.value)

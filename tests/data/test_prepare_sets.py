@@ -2,6 +2,7 @@
 
 import os
 import re
+from unittest import mock
 
 import pytest
 
@@ -125,12 +126,9 @@ def test_shards_of_files_that_changed_are_written_again(tmp_path, capsys, monkey
   files = {f'train/a/{i}.jpg': prepared.photo(i) for i in range(4)}
   root = builders.write_tree(tmp_path / 'tree', files)
   arguments = prepared.flags(root, tmp_path, '--eval_split=')
-
-  def full(*_):
-    raise OSError('No space left on device')
-
+  full = OSError('No space left on device')
   with monkeypatch.context() as patch:  # in the last step
-    patch.setattr(report, 'write', full)
+    patch.setattr(report, 'write', mock.Mock(side_effect=full))
     assert 'No space' in prepared.error(capsys, *arguments)
   assert [*tmp_path.glob('anp_folder/.x/*/*array_record*')]
   (root / 'train/a/2.jpg').write_bytes(prepared.photo(22))

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -116,12 +117,9 @@ def test_what_did_not_arrive_is_copied_by_the_next_start(gcs, root, monkeypatch)
   config = _config('folder', path=f'{_BUCKET}/torn')
   _copy(config)
   gcs.put(f'torn/{name}', tree[name][::-1])
-
-  def fail(*_):
-    raise config_lib.ConfigError('no answer')
-
+  error = config_lib.ConfigError('no answer')
   with monkeypatch.context() as patch:
-    patch.setattr(store_copy, '_copy_file', fail)
+    patch.setattr(store_copy, '_copy_file', mock.Mock(side_effect=error))
     builders.assert_refused('no answer', _copy, config)
   _copy(config)
   assert (root / 'remote/gs/bucket/torn' / name).read_bytes() == tree[name][::-1]

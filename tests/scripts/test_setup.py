@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from unittest import mock
 
 import pytest
 
@@ -191,12 +192,9 @@ def test_set_up_is_done_once(setup, bare):
 
 def test_set_up_cut_short_is_not_believed(setup, bare, monkeypatch):
   root, done = bare
-
-  def fail(*_):
-    raise setup.SetupError('no network')
-
+  error = setup.SetupError('no network')
   with monkeypatch.context() as patch:
-    patch.setattr(setup, '_install', fail)
+    patch.setattr(setup, '_install', mock.Mock(side_effect=error))
     with pytest.raises(setup.SetupError):
       setup.set_up('cuda12', dev=True, pin_python=False)
   stamp = root / '.venv' / setup.STAMP

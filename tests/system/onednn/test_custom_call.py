@@ -5,6 +5,7 @@ import functools
 import hashlib
 import threading
 import types
+from unittest import mock
 
 import jax
 from jax import lax
@@ -309,9 +310,7 @@ def test_a_call_whose_piece_fails_waits_for_the_others():
     has_begun.set()
     assert may_end.wait(10)
 
-  def fail(memory, addresses):
-    raise c_api.OneDnnError('piece of a test')
-
+  fail = mock.Mock(side_effect=c_api.OneDnnError('piece of a test'))
   operation = types.SimpleNamespace(api=library.find().api, threads=1)
   parts = [types.SimpleNamespace(run=run) for run in (slow, fail)]
   phase = thread_pool._Phase(operation, parts, ())

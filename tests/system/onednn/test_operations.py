@@ -1,6 +1,7 @@
 """oneDNN's operations, called without XLA."""
 
 import ctypes
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -80,13 +81,9 @@ def test_scratch_memory_grows_and_lies_on_pages(api, monkeypatch):
     ctypes.memset(address, 1, size)  # all of it may be written
   assert memory.reserve(10) == address  # no smaller one replaces it
   with monkeypatch.context() as patch, pytest.raises(MemoryError):
-    patch.setattr(ctypes, 'create_string_buffer', _fail)
+    patch.setattr(ctypes, 'create_string_buffer', mock.Mock(side_effect=MemoryError))
     memory.reserve(4_000_000)
   ctypes.memset(memory.reserve(100), 1, 100)  # what was not there is asked for again
-
-
-def _fail(size):
-  raise MemoryError(size)
 
 
 @onednn_here.needed
