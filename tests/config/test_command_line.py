@@ -245,17 +245,23 @@ def test_bad_input_is_one_clear_line(arguments, words, capsys, monkeypatch):
 @pytest.mark.parametrize(
   'arguments, status, words',
   [
-    ([_RECIPE, '--config.sed=1'], 2, "did you mean 'seed'"),
-    (['--help', 'data'], 0, 'config.data.source = '),
+    (['main.py', _RECIPE, '--config.sed=1'], 2, ["did you mean 'seed'"]),
+    (['main.py', '--help', 'data'], 0, ['config.data.source = ']),
+    (
+      ['-m', 'anp_jax.data.prepare', '--help'],
+      0,
+      ['--from', '--policy', '--workers', 'placeholder', 'leak'],
+    ),
   ],
 )
 def test_an_answer_imports_nothing_heavy(arguments, status, words, tmp_path):
   """With modules that fail to import in jax's and TensorFlow's places."""
   for name in ('jax', 'flax', 'optax', 'orbax', 'tensorflow', 'tensorflow_datasets'):
     (tmp_path / f'{name}.py').write_text('raise SystemExit("heavy")')
-  done = launching.python('main.py', *arguments, PYTHONPATH=str(tmp_path))
+  done = launching.python(*arguments, PYTHONPATH=str(tmp_path))
   assert done.returncode == status
-  assert words in done.stdout + done.stderr
+  assert all(word in done.stdout + done.stderr for word in words)
+  assert max(map(len, done.stdout.splitlines()), default=0) <= 80
 
 
 def test_evaluation_of_what_is_no_run(tmp_path, capsys):

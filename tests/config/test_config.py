@@ -188,7 +188,10 @@ def test_load_and_override(recipe):
     ('model.name', 'resnet50v', "did you mean 'resnet50'?"),
     ('model.dtype', 'bfloat', "did you mean 'bfloat16'?"),
     ('data.source', 'anp_shape', "did you mean 'anp_shapes'?"),
-    ('data.source', 'tfds:', "config.data.source='tfds:': expected one of"),
+    *(
+      ('data.source', name, f'config.data.source={name!r}: expected one of')
+      for name in ('tfds:', 'tsfd:mnist', 'Circles:')
+    ),
     ('data.source', 'folder', "data.path='': expected the path of the folder"),
     ('data.augment', 'crops', "did you mean 'crop'?"),
     ('data.crop_area', '(0.5,)', 'expected 2 numbers above 0'),

@@ -81,20 +81,6 @@ def test_tfds_reads_it(written):
   assert by_name['test'][0]['label'] == 0
 
 
-def test_training_reads_it(written, config):
-  classes, data_dir, _ = written
-  config.data.source, config.data.dir = 'tfds:anp_folder/My-set.v2', data_dir
-  config.data.eval_split = 'test'
-  source = sources.open_source(config, training=True)
-  assert source.vocabulary.names == classes.names
-  assert source.vocabulary.is_anp == classes.is_anp
-  images, labels = source.read(np.array([3, 0, 2, 1]))
-  assert [bytes(i) for i in images] == [_EXAMPLES[i][0] for i in (3, 0, 2, 1)]
-  assert labels.tolist() == [0, 2, 1, 0]
-  evaluation = sources.open_source(config, training=False)
-  assert [bytes(i) for i in evaluation.read(np.array([0]))[0]] == [_EXAMPLES[1][0]]
-
-
 def test_features_are_stored_in_the_order_of_their_names(tmp_path):
   """Not in that of a hash, which is another one in each process."""
   path = str(tmp_path / 'shard')

@@ -113,17 +113,6 @@ def test_a_ticket_may_wait_for_the_batch_of_an_earlier_one(config):
   assert next(batches)['row'].tolist() == [0, 1, 2, 3]
 
 
-def test_batches_show_the_examples_of_the_plan(config, source):
-  config.data.balance = 'sample'
-  config.data.augment = 'none'
-  config.data.image_size = 8
-  (plan,) = _plans(config, source, 10)
-  batch = next(iter(pipeline.batches(source, plan)))
-  _, indices, _ = plan.indices(0)
-  np.testing.assert_array_equal(batch['image'][:, 0, 0, 0], indices)
-  np.testing.assert_array_equal(batch['label'], _LABELS[indices])
-
-
 def test_class_weights_equal_scikit_learn(config, source):
   assert balance.class_weights(config, source) == ()
   assert balance.sampler(config, source) is None

@@ -7,8 +7,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data.input import batch_plan, decode_opencv, decode_pillow, pipeline
-from anp_jax.data.sources import cache
+from anp_jax.data.input import batch_plan, pipeline
 from tests import builders, image_sources
 
 
@@ -71,32 +70,3 @@ def test_views_lie_between_the_four_nearest_pixels_of_pillows_image(config, trai
     # OpenCV has 11 bits for each weight; BOX cuts no pixel in parts.
     limit = 6 if min(part.shape[:2]) >= 64 else 1.01
     assert np.abs(pixels - want).max() <= limit
-
-
-@pytest.mark.parametrize('cached', ['none', 'mapped'])
-def test_prediction_sees_what_evaluation_sees(config, cached):
-  config.data.cache = cached
-  files = _files()
-  source = cache.wrap(image_sources.Source(files), config)
-  images = image_sources.evaluated(config, source)['image']
-  read = decode_pillow.eval_decoder(config)
-  for file, image in zip(files, images):
-    np.testing.assert_array_equal(read(file), image)
-
-
-def test_damage_and_inks_are_what_pillow_makes_of_them(config):
-  picture = image_sources.picture(40, 45, 0)
-  file = builders.encode_image(picture, 'JPEG')
-  inks = builders.encode_image(picture.convert('CMYK'), 'JPEG', quality=100)
-  files = [file, file[:-200], b'no image', inks]
-  batch = image_sources.evaluated(config, image_sources.Source(files))
-  assert batch['weight'].tolist() == [1, 0, 0, 1]
-  # The same picture but for a JPEG's losses and the rounding of inks.
-  gaps = np.abs(batch['image'][3].astype(int) - batch['image'][0])
-  assert gaps.mean() < 4
-
-
-def test_images_with_too_many_pixels_are_refused(config):
-  file = builders.encode_image(image_sources.picture(80, 90, 0), 'JPEG')
-  with pytest.raises(ValueError, match='large: 90 x 80 pixels'):
-    decode_opencv.opened(file, 0.007)

@@ -62,6 +62,8 @@ def test_jpegs_of_any_size_and_sampling(config, decode, subsampling, cached):
     )
     for i, size in enumerate(_SIZES)
   ]
+  files.append(builders.encode_image(_picture(517, 701, 9), 'PNG'))
+  files.append(builders.encode_image(_picture(121, 97, 9, 'L'), 'JPEG'))
   _assert_equal(config, files)
 
 

@@ -185,14 +185,6 @@ def test_another_size_or_a_changed_file_is_another_cache(config, tmp_path):
   assert caches() == 3
 
 
-def test_an_image_that_cannot_be_decoded_is_damaged_in_training(config):
-  files = _files(6)
-  files[4] = b'no image'
-  config.data.max_damaged = 1.0
-  batch = image_sources.evaluated(config, cache.wrap(image_sources.Source(files), config))
-  assert batch['weight'].tolist() == [1, 1, 1, 1, 0, 1]
-
-
 @pytest.mark.parametrize('kind', ['memory', 'disk'])
 def test_a_host_that_is_too_small_is_told_before_anything_is_written(
   config, tmp_path, monkeypatch, kind

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from anp_jax.data.prepare import actions, report
-from tests import builders, launching, prepared
+from tests import builders, prepared
 
 # Other trees, other names.
 
@@ -216,18 +216,3 @@ def test_a_bad_command_is_one_clear_line(arguments, words, faulty, tmp_path, cap
   arguments = arguments.replace('TREE', str(faulty)).split()
   prepared.error(capsys, *arguments, f'--data_dir={tmp_path}', words=words)
   assert os.listdir(tmp_path) == []
-
-
-def test_help_fits_a_terminal_and_imports_no_heavy_library():
-  code = (
-    'import sys\nfrom anp_jax.data.prepare import __main__ as prepare\n'
-    'try: prepare.main(["prepare", "--help"])\n'
-    'except SystemExit: pass\n'
-    'heavy = ("tensorflow", "tensorflow_datasets", "jax")\n'
-    'print([m for m in sys.modules if m in heavy], file=sys.stderr)\n'
-  )
-  done = launching.python('-c', code)
-  assert done.stderr == '[]\n'
-  for word in ('--from', '--policy', '--workers', 'placeholder', 'leak'):
-    assert word in done.stdout
-  assert max(map(len, done.stdout.splitlines())) <= 80
