@@ -151,9 +151,9 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path, finished, monkeypatch, ca
     straight, config.data.dir = tmp_path / 'straight', str(tmp_path / 'data')
     photos = [builders.encode_image(builders.random_pixels(32, 32, i)) for i in range(41)]
     photos[3] = photos[3][:90]
-    listed_sets.write(tmp_path, 'tar', 4 * 'ab', 'validation', photos[4:])
+    listed_sets.write(tmp_path, 'tar', 4 * 'ab', 'validation', [photos[4][:90], *photos[5:]])
     config.data.source = listed_sets.write(tmp_path, 'tar', 20 * 'ab', photos=photos)
-    assert train.run(config, str(straight))['examples'] == 8
+    assert train.run(config, str(straight))['examples'] == 7
     *_, last = (r for r in telemetry.read(str(straight)) if r['kind'] == 'train')
     # 12 steps of 16 images: four epochs of 40 and most of a fifth.
     assert last['damaged'] in (4, 5) and np.isfinite(last['loss'])
@@ -226,25 +226,6 @@ def test_batch_per_device_is_decided_once(tmp_path, tiny_config):
   assert json.loads((tmp_path / 'config.json').read_text())['batch_size'] == 16
   resumed = run_dir.with_sizes(tiny_config, str(tmp_path), 3)
   assert (resumed.batch_size, tiny_config.batch_size) == (16, 0)
-
-
-@pytest.mark.slow
-def test_arrays_learn_and_report_counts_agree(tmp_path, tiny_config):
-  """A set that a linear rule solves: bright or dark, from an .npz file."""
-  rng = np.random.default_rng(0)
-  labels = rng.integers(0, 2, 96)
-  images = rng.integers(0, 100, (96, 32, 32, 3)) + 100 * labels[:, None, None, None]
-  arrays = {}
-  for split, part in (('train', slice(0, 64)), ('validation', slice(64, 96))):
-    arrays[f'{split}_images'] = images[part].astype(np.uint8)
-    arrays[f'{split}_labels'] = labels[part]
-  np.savez(tmp_path / 'set.npz', **arrays)
-  tiny_config.data.source = 'arrays'
-  tiny_config.data.path = str(tmp_path / 'set.npz')
-  tiny_config.duration = '24 steps'
-  scores = train.run(tiny_config, str(tmp_path / 'run'))
-  assert scores['anp_top1'] > 0.9
-  assert scores['examples'] == 32
 
 
 # Twenty in `make soak`.

@@ -105,12 +105,6 @@ def test_a_wrong_address_is_one_line(tmp_path, key, name, line):
   builders.assert_refused((line, f'config.{key}'), train.run, config, str(tmp_path))
 
 
-def test_a_source_without_a_module_is_refused():
-  for name in ('tsfd:mnist', 'Circles:'):
-    with pytest.raises(config_lib.ConfigError, match=f'config.data.source={name!r}: expected'):
-      command_line.load('configs/resnet_anp.py:tiny', {'data.source': name})
-
-
 def test_hyper_parameters_have_the_defaults_of_the_optimizer():
   adamw = builders.config({'optimizer.name': 'adamw'})
   assert (adamw.optimizer.b1, adamw.optimizer.b2) == (0.9, 0.999)

@@ -322,9 +322,3 @@ def test_rules_that_do_not_fit_the_network(rules, words):
 )
 def test_rules_of_another_form(rules, word):
   builders.assert_refused(('optimizer.multipl', word), _config, rules)
-
-
-def test_the_first_rule_wins():
-  rules = (('conv1/kernel', 0.5), ('conv', 2), ('bias$', 0))
-  names = ('conv1/kernel', 'conv1/bias', 'norm/bias', 'head/kernel')
-  assert [multipliers.factor(rules, n) for n in names] == [0.5, 2, 0, 1]

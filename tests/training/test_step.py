@@ -15,16 +15,6 @@ from tests import stepping
 
 
 @pytest.mark.slow
-def test_twenty_steps_lower_the_loss(x64):
-  _, metrics = stepping.trained(20, 1)
-  losses = stepping.column(metrics)
-  assert losses[-2:].mean() < losses[:2].mean() / 1.5
-  # The rate of each step is the one that is shown with it.
-  want = stepping.RATE * 0.98 ** (np.arange(20) // 2)
-  np.testing.assert_allclose(stepping.column(metrics, 'learning_rate'), want, stepping.TIGHT)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('devices, keys', [(8, {}), (4, {'fsdp': True}), (4, {'accumulate': 2})])
 def test_loss_curve_is_that_of_one_device(x64, devices, keys):
   """Gradients through the weights, and the running statistics."""
