@@ -25,15 +25,16 @@ def shapes(module, side=32):
   return jax.eval_shape(functools.partial(module.init, train=False), jax.random.key(0), images)
 
 
-def random_variables(shapes, gain=2.0, scales=(0.7, 1.3)):
+def random_variables(shapes, gain=2.0, scales=(0.7, 1.3), seed=0):
   """Returns variables of these shapes at random: kernels that keep sizes, no bias of zero.
 
   Args:
     shapes: tree of structs, named as Flax does.
     gain: variance of a kernel's numbers, times its fan-in.
     scales: bounds of scales and variances.
+    seed: of all numbers.
   """
-  random = np.random.default_rng(0)
+  random = np.random.default_rng(seed)
 
   def leaf(path, struct):
     kind = path[-1].key

@@ -27,13 +27,7 @@ def _box(image, color):
 
 @pytest.mark.parametrize('kind', ['encoded', 'pixels'])
 def test_training_examples_are_those_of_the_steps(tmp_path, config, kind):
-  builders.write_tree(
-    tmp_path,
-    {
-      f'train/{"ab"[i % 2]}/{i}.png': builders.encode_image(builders.random_pixels(40, 50, i))
-      for i in range(21)
-    },
-  )
+  builders.photographs(tmp_path, 21)
   config.data.cache = 'mapped' if kind == 'pixels' else 'none'
   config.batch_size = 8
   source = opening.source(config, 'folder', tmp_path)

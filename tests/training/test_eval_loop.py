@@ -9,7 +9,7 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.training import eval_loop, eval_step, objective as objective_lib
-from tests import user_network
+from tests import layer_references as references, user_network
 
 SIDE = 8
 EXAMPLES = 37  # two batches of 16 and five rows of a third
@@ -31,20 +31,9 @@ def _network():
 
 
 def _variables(seed):
-  """Weights so large that examples differ, and no program to compile."""
-  random = np.random.default_rng(seed)
-
-  def value(*shape):
-    return (0.5 * random.normal(size=shape)).astype(np.float32)
-
-  params = {
-    'conv1': {'kernel': value(3, 3, 3, 6), 'bias': value(6)},
-    'norm': {'scale': value(6), 'bias': value(6)},
-    'conv2': {'kernel': value(3, 3, 6, 8), 'bias': value(8)},
-    'head': {'kernel': value(8, 12), 'bias': value(12)},
-  }
-  stats = {'norm': {'mean': value(6), 'var': value(6) ** 2 + 1}}
-  return params, {'batch_stats': stats}
+  """Parameters and statistics."""
+  variables = references.random_variables(references.shapes(_network(), SIDE), seed=seed)
+  return variables.pop('params'), variables
 
 
 def _examples():

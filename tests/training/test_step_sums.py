@@ -1,7 +1,6 @@
 """Tests of step: what it sends, in which dtype, and the norms it takes."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,35 +10,21 @@ import pytest
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.models.layers import sums
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.tools.portability import compiled_collectives
 from tests import stepping
 
 
-def _collectives(text):
-  """(kind, dtype, elements) of each array that compiled code sends around."""
-  kinds = 'all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute'
-  actual = []
-  for shapes, kind in re.findall(rf'= (.*?) ({kinds})(?:-start)?\(', text):
-    for dtype, sizes in re.findall(r'(\w+)\[([\d,]*)\]', shapes):
-      count = int(np.prod([int(n) for n in sizes.split(',') if n]))
-      actual.append((kind, dtype, count))
-  return actual
+def _sent(collectives):
+  """(kind, dtype, elements) of each array that collectives send around."""
+  return [(c.kind, dtype, count) for c in collectives for dtype, count in c.elements]
 
 
 def _asked(text):
-  """The same of the program handed to XLA, where shapes follow the region."""
-  actual, kind = [], None
-  for line in text.splitlines():
-    match = re.search(r'"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)"', line)
-    kind = match[1] if match else kind
-    result = kind and re.search(r'-> tensor<((?:\d+x)*)(\w+)>\s*$', line)
-    if result:
-      count = int(np.prod([int(n) for n in result[1].split('x') if n]))
-      actual.append((kind, result[2], count))
-      kind = None
-  return actual
+  """The same of the program handed to XLA."""
+  return _sent(compiled_collectives.asked(text))
 
 
-def _total(actual, kind, dtype):
+def _total(actual, kind, dtype='float32'):
   return sum(n for k, d, n in actual if (k, d) == (kind, dtype))
 
 
@@ -60,21 +45,19 @@ def test_a_bfloat16_network_sums_its_gradients_in_float32():
   # Parameters, statistics, the weight, the count of rows without one, the four
   # sums of metrics and the counts of the four votes.
   expected = _count(run.like.params) + _count(run.like.stats) + 10
-  for actual, reduce in (
-    (_asked(lowered.as_text()), 'all_reduce'),
-    (_collectives(lowered.compile().as_text()), 'all-reduce'),
-  ):
+  compiled = compiled_collectives.compiled(lowered.compile().as_text())
+  for actual in (_asked(lowered.as_text()), _sent(compiled)):
     # Nothing else is sent.
-    assert {(k, d) for k, d, _ in actual} == {(reduce, 'f32')}
-    assert _total(actual, reduce, 'f32') == expected
+    assert {(k, d) for k, d, _ in actual} == {('all-reduce', 'float32')}
+    assert _total(actual, 'all-reduce') == expected
 
 
 def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
   # Read off the program before XLA: its CPU backend widens the sums again.
   run = _bfloat16('bfloat16')
   actual = _asked(run.train_step.lower(run.like, run.put(stepping.batch_of())).as_text())
-  assert _total(actual, 'all_reduce', 'bf16') == _count(run.like.params)
-  assert _total(actual, 'all_reduce', 'f32') == _count(run.like.stats) + 10
+  assert _total(actual, 'all-reduce', 'bfloat16') == _count(run.like.params)
+  assert _total(actual, 'all-reduce') == _count(run.like.stats) + 10
 
 
 def test_gradients_leave_in_few_sums_the_last_layers_first():
@@ -109,7 +92,7 @@ def test_gradients_leave_in_few_sums_the_last_layers_first():
   assert [n for _, _, n in _asked(text)] == [sizes[p] for p in order[::-1]]
   # 25 MB at a time: this network's leave together, the last of them apart.
   lowered = run.train_step.lower(run.like, run.put(stepping.batch_of()))
-  sums = [n for _, dtype, n in _asked(lowered.as_text()) if dtype == 'f32']
+  sums = [n for _, dtype, n in _asked(lowered.as_text()) if dtype == 'float32']
   assert len(sums) <= 2
 
 
@@ -123,11 +106,11 @@ def test_divided_parameters_are_gathered_once_and_scattered():
     if not s.sharding.is_fully_replicated
   ]
   assert len(divided) >= 10
-  # Gathered whole; of the gradient each device gets its quarter.
-  assert _total(actual, 'all_gather', 'f32') == sum(divided)
-  assert _total(actual, 'reduce_scatter', 'f32') == sum(divided) // 4
+  # Gathered whole, and the whole gradient is divided among the devices.
+  assert _total(actual, 'all-gather') == sum(divided)
+  assert _total(actual, 'reduce-scatter') == sum(divided)
   rest = _count(run.like.params) - sum(divided)
-  assert _total(actual, 'all_reduce', 'f32') == (rest + _count(run.like.stats) + 10)
+  assert _total(actual, 'all-reduce') == (rest + _count(run.like.stats) + 10)
 
 
 def test_one_device_sends_no_gradient():
@@ -143,9 +126,8 @@ def test_norms_do_not_gather_divided_parameters():
   config = stepping.config_of('float32', sharding=stepping.FSDP)
   run = stepping.Run(config, 4, stepping.resnet_of(config))
   lowered = run.train_step.lower(run.like, run.put(stepping.batch_of()))
-  actual = _collectives(lowered.compile().as_text())
-  before = _asked(lowered.as_text())
-  assert _total(actual, 'all-gather', 'f32') == (_total(before, 'all_gather', 'f32'))
+  actual = _sent(compiled_collectives.compiled(lowered.compile().as_text()))
+  assert _total(actual, 'all-gather') == _total(_asked(lowered.as_text()), 'all-gather')
 
 
 def test_norm_is_that_of_one_vector():
