@@ -35,10 +35,10 @@ def trained(name='resnet18', words=PAIRS, width=4, gain=1.69, scales=(0.3, 0.6),
   return trained_lib.Trained('nowhere', config, words, 7, params, variables)
 
 
-def images(count, seed=0):
+def images(count, seed=0, side=SIDE):
   random = np.random.default_rng(seed)
   coarse = random.integers(0, 256, (count, 4, 4, 3), np.uint8)
-  return coarse.repeat(SIDE // 4, 1).repeat(SIDE // 4, 2)
+  return coarse.repeat(side // 4, 1).repeat(side // 4, 2)
 
 
 def normalised(config, images):

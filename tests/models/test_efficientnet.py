@@ -111,30 +111,6 @@ def _of_package(name):
     pytest.skip(str(e))
 
 
-@pytest.mark.slow
-def test_logits_equal_transformers(tmp_path):
-  torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
-  from tests import published
-
-  # Maps of 72, 36, 18, 9 and 5 pixels, even and odd.
-  trained = _trained('tf_efficientnet_b0', 2, 72)
-  assert not huggingface.refusal(trained.config)
-  huggingface.write(trained, tmp_path)
-  network, info = transformers.AutoModelForImageClassification.from_pretrained(
-    tmp_path, output_loading_info=True
-  )
-  assert not any(info.values()), info
-  images = np.random.default_rng(0).normal(size=(3, 72, 72, 3)).astype('f4')
-  with torch.no_grad():
-    want = network.eval()(published.pixels(images)).logits.numpy()
-  _assert_equal(_logits(trained, images), want)
-  exporting.assert_read_back(trained, tmp_path)
-  weights = published_lib.read(str(tmp_path))
-  assert weights.keys['model.name'] == 'tf_efficientnet_b0'
-  assert weights.names == trained.vocabulary.names
-
-
 # As the config.json of google/efficientnet-b0 to -b4 have them.
 @pytest.mark.parametrize(
   'name, side, blocks', [('b0', 224, []), ('b2', 260, [5, 8, 16]), ('b4', 380, [6])]

@@ -33,6 +33,8 @@ from tests import builders, exporting
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
+# With which its logits are of order one, and tell images apart.
+_OF_EFFICIENTNET = {'data__image_size': 72, 'data__resize': 72, 'gain': 2, 'scales': (0.7, 1.3)}
 
 
 @pytest.mark.slow
@@ -43,6 +45,8 @@ _CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
     ('resnet50', {'model__version': 'v1', 'width': 8}),
     ('convnext_tiny', {}),
     ('convnextv2_atto', {}),
+    # Maps of 72, 36, 18, 9 and 5 pixels, even and odd.
+    ('tf_efficientnet_b0', _OF_EFFICIENTNET),
   ],
 )
 def test_transformers_loads_it(name, keys, tmp_path, monkeypatch):
@@ -58,7 +62,7 @@ def test_transformers_loads_it(name, keys, tmp_path, monkeypatch):
     tmp_path, output_loading_info=True
   )
   assert not any(info.values()), info
-  images = exporting.images(3)
+  images = exporting.images(3, side=trained.config.data.image_size)
   with torch.no_grad():
     pixels = published.pixels(exporting.normalised(trained.config, images))
     want = network.eval()(pixels).logits.numpy()
@@ -82,7 +86,7 @@ def test_the_processor_of_transformers_makes_the_same_pixels(tmp_path):
   np.testing.assert_allclose(got, want, 0, 1e-5)
 
 
-@pytest.mark.parametrize('name', ['resnet18', 'convnextv2_atto'])
+@pytest.mark.parametrize('name', ['resnet18', 'convnextv2_atto', 'tf_efficientnet_b0'])
 def test_it_is_read_back(name, tmp_path):
   trained = exporting.trained(name)
   huggingface.write(trained, tmp_path)
