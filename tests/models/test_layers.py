@@ -1,5 +1,6 @@
 """Convolution, pooling and relu against NumPy in float64."""
 
+import itertools
 import math
 import re
 
@@ -243,58 +244,52 @@ def test_a_network_computes_as_its_platform_does(platform):
 POOLS = ((3, 2, 1), (2, 2, 0), (3, 1, 1), (2, 3, 0), (3, 2, ((0, 1), (1, 0))), (3, 2, 'SAME'))
 
 
-@pytest.mark.parametrize('platform', PLATFORMS)
+def _largest(pixels, dy):
+  """The largest of a window (batch, height, width, channels), and what goes back to each pixel."""
+  flat = pixels.reshape(2, -1, 3)
+  first = flat.argmax(1)  # of equal ones the first, row by row
+  is_first = np.arange(flat.shape[1])[:, None] == first[:, None]
+  return flat.max(1), (is_first * dy[:, None]).reshape(pixels.shape)
+
+
+def _mean(pixels, dy):
+  """The same of the mean."""
+  count = pixels[0, ..., 0].size
+  return pixels.mean((1, 2)), dy[:, None, None] / count
+
+
+# Each with its reference and its padding.
+_POOLS = {'max': (layers.max_pool, _largest, -np.inf), 'mean': (layers.avg_pool, _mean, 0)}
+
+
+@pytest.mark.parametrize(
+  'kind, platform', [*itertools.product(_POOLS, PLATFORMS), ('mean', 'cpu_onednn')]
+)
 @pytest.mark.parametrize('plan', POOLS, ids=str)
 @pytest.mark.parametrize('side', [(3, 3), (7, 8)])
-def test_max_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
-  window, stride, padding = plan
-  random = np.random.default_rng(1)
-  # Few values, so that most windows have several largest; all below zero, so
-  # that zeros as padding would win.
-  x = -1.0 - random.integers(0, 4, size=(2, *side, 3))
-  around = _pixels(padding, side, window, stride)
-  size, places = _windows(x.shape, window, stride, around)
-  padded = _pad(x, around, -np.inf)
-  dy = random.normal(size=(2, *size, 3))
-  want, dx = np.zeros_like(dy), np.zeros_like(padded)
-  for i, j, rows, columns in places:
-    window_pixels = padded[:, rows, columns].reshape(2, window**2, 3)
-    want[:, i, j] = window_pixels.max(1)
-    first = window_pixels.argmax(1)  # of equal ones the first, row by row
-    for image, channel in np.ndindex(first.shape):
-      down, right = divmod(first[image, channel], window)
-      place = image, rows.start + down, columns.start + right, channel
-      dx[place] += dy[image, i, j, channel]
-  ours = references.with_gradients(lambda x: layers.max_pool(x, window, stride, padding, platform))
-  y, gradients = ours(dy, x)
-  np.testing.assert_array_equal(y, want)
-  # At most nine windows share a pixel: eight roundings.
-  np.testing.assert_allclose(gradients, _crop(dx, around), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize('platform', (*PLATFORMS, 'cpu_onednn'))
-@pytest.mark.parametrize('plan', POOLS, ids=str)
-def test_avg_pool_and_its_gradient_equal_numpy(plan, platform, request):
+def test_pools_and_their_gradients_equal_numpy(side, plan, kind, platform, request):
   if platform == 'cpu_onednn':
     if onednn.find() is None:
       pytest.skip('no oneDNN')
     dtype, tolerance = 'float32', 1e-6
   else:
     request.getfixturevalue('x64')
-    dtype, tolerance = 'float64', 1e-14  # means and sums of at most nine numbers of order one
-  side = (7, 8)
+    dtype, tolerance = 'float64', 1e-14  # at most nine windows share a pixel
+  pool, reference, fill = _POOLS[kind]
   window, stride, padding = plan
-  random = np.random.default_rng(4)
-  x = random.normal(size=(2, *side, 3)).astype(dtype)
+  random = np.random.default_rng(1)
+  # Few values, so that most windows have several largest; all below zero, so
+  # that zeros as padding would win.
+  x = -1 - random.integers(0, 4, size=(2, *side, 3)).astype(dtype)
   around = _pixels(padding, side, window, stride)
   size, places = _windows(x.shape, window, stride, around)
-  padded = _pad(x, around, 0)
+  padded = _pad(x, around, fill)
   dy = random.normal(size=(2, *size, 3)).astype(dtype)
   want, dx = np.zeros(dy.shape), np.zeros(padded.shape)
   for i, j, rows, columns in places:
-    want[:, i, j] = padded[:, rows, columns].mean((1, 2))
-    dx[:, rows, columns] += dy[:, None, None, i, j] / window**2
-  ours = references.with_gradients(lambda x: layers.avg_pool(x, window, stride, padding, platform))
+    want[:, i, j], gradient = reference(padded[:, rows, columns], dy[:, i, j])
+    dx[:, rows, columns] += gradient
+  ours = references.with_gradients(lambda x: pool(x, window, stride, padding, platform))
   y, gradients = ours(dy, x)
   np.testing.assert_allclose(y, want, rtol=0, atol=tolerance)
   np.testing.assert_allclose(gradients, _crop(dx, around), rtol=0, atol=tolerance)
