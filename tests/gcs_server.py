@@ -6,24 +6,23 @@ those of https://cloud.google.com/storage/docs/json_api/v1.
 
 import base64
 import hashlib
-from http import server
 import itertools
 import json
 import pathlib
 import re
-import sys
 import threading
 from urllib import parse
+
+from tests import http_server
 
 BUCKET = 'bucket'
 
 
-class Server:
+class Server(http_server.Server):
   """The server, on a port of its own while its context is open.
 
   Attributes:
     objects: name to content, of the one bucket.
-    url: of the server.
     requests: (method, path) of all, in order.
   """
 
@@ -34,9 +33,7 @@ class Server:
     self.uploads = {}
     self.counter = itertools.count(1)
     self.lock = threading.RLock()
-    handler = type('Handler', (_Handler,), {'store': self})
-    self._http = _Http(('127.0.0.1', 0), handler)
-    self.url = f'http://127.0.0.1:{self._http.server_port}'
+    super().__init__(_Handler)
 
   @property
   def environment(self) -> dict[str, str]:
@@ -48,14 +45,6 @@ class Server:
       # Else gcsfs asks for the kind of a bucket, over gRPC and with a key.
       'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',
     }
-
-  def __enter__(self):
-    threading.Thread(target=self._http.serve_forever, daemon=True).start()
-    return self
-
-  def __exit__(self, *_):
-    self._http.shutdown()
-    self._http.server_close()
 
   def write_files(self, prefix: str, folder: pathlib.Path) -> pathlib.Path:
     """Writes the objects below a prefix as files; returns the folder."""
@@ -96,26 +85,13 @@ class Server:
     }
 
 
-class _Http(server.ThreadingHTTPServer):
-  """A server whose clients may go away."""
-
-  daemon_threads = True
-
-  def handle_error(self, request, client_address):
-    if not isinstance(sys.exc_info()[1], ConnectionError):
-      super().handle_error(request, client_address)
-
-
-class _Handler(server.BaseHTTPRequestHandler):
+class _Handler(http_server.Handler):
   """Answers one connection."""
 
   protocol_version = 'HTTP/1.1'
   disable_nagle_algorithm = True  # else each answer takes 40 ms
   wbufsize = -1
   store: Server
-
-  def log_message(self, *_):
-    pass
 
   def _serve(self):
     url = parse.urlsplit(self.path)

@@ -4,15 +4,15 @@ It has what s3fs asks for to read; signatures are not looked at.
 """
 
 import hashlib
-from http import server
-import threading
 from urllib import parse
 from xml.sax import saxutils
+
+from tests import http_server
 
 BUCKET = 'bucket'
 
 
-class Server:
+class Server(http_server.Server):
   """The server, on a port of its own while its context is open.
 
   Attributes:
@@ -21,43 +21,30 @@ class Server:
 
   def __init__(self):
     self.objects: dict[str, bytes] = {}
-    handler = type('Handler', (_Handler,), {'store': self})
-    self._http = server.ThreadingHTTPServer(('127.0.0.1', 0), handler)
-    self._http.daemon_threads = True
+    super().__init__(_Handler)
 
   @property
   def environment(self) -> dict[str, str]:
     """What s3fs and botocore look up to find it."""
     return {
-      'AWS_ENDPOINT_URL': f'http://127.0.0.1:{self._http.server_port}',
+      'AWS_ENDPOINT_URL': self.url,
       'AWS_ACCESS_KEY_ID': 'key',
       'AWS_SECRET_ACCESS_KEY': 'secret',
       'AWS_DEFAULT_REGION': 'us-east-1',
     }
-
-  def __enter__(self):
-    threading.Thread(target=self._http.serve_forever, daemon=True).start()
-    return self
-
-  def __exit__(self, *_):
-    self._http.shutdown()
-    self._http.server_close()
 
   def put(self, name: str, content: bytes) -> None:
     """Stores an object."""
     self.objects[name] = content
 
 
-class _Handler(server.BaseHTTPRequestHandler):
+class _Handler(http_server.Handler):
   """Answers one connection."""
 
   protocol_version = 'HTTP/1.1'
   disable_nagle_algorithm = True  # else each answer takes 40 ms
   wbufsize = -1
   store: Server
-
-  def log_message(self, *_):
-    pass
 
   def do_GET(self):
     url = parse.urlsplit(self.path)

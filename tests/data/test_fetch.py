@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 from email import utils
-from http import server
 import os
 import threading
 import time
@@ -12,10 +11,10 @@ from PIL import Image
 import pytest
 
 from anp_jax.data.prepare import fetch
-from tests import builders, prepared
+from tests import builders, http_server, prepared
 
 
-class _Server:
+class _Server(http_server.Server):
   """A server of photographs on a port of its own.
 
   Attributes:
@@ -28,12 +27,13 @@ class _Server:
     self.answers: dict[str, object] = {}
     self.requests: list[tuple] = []
     self.most = 0
-    handler = type('Handler', (_Handler,), {'site': self, 'open': 0, 'lock': threading.Lock()})
-    self._http = server.ThreadingHTTPServer(('127.0.0.1', 0), handler)
-    threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+    self.open = 0
+    self.lock = threading.Lock()
+    super().__init__(_Handler)
 
-  def url(self, path):
-    return f'http://127.0.0.1:{self._http.server_port}/{path}'
+  def place(self, path):
+    """The URL of a path."""
+    return f'{self.url}/{path}'
 
   def paths(self):
     """Paths that were asked for since the last call."""
@@ -41,22 +41,15 @@ class _Server:
     self.requests.clear()
     return paths
 
-  def close(self):
-    self._http.shutdown()
-    self._http.server_close()
 
-
-class _Handler(server.BaseHTTPRequestHandler):
+class _Handler(http_server.Handler):
   """Answers one request."""
 
-  def log_message(self, *_):
-    pass
-
   def do_GET(self):
-    cls, site = type(self), self.site
-    with self.lock:
-      cls.open += 1
-      site.most = max(site.most, cls.open)
+    site = self.store
+    with site.lock:
+      site.open += 1
+      site.most = max(site.most, site.open)
       site.requests.append((self.path[1:], self.headers, time.monotonic()))
     answer = site.answers.get(self.path[1:], 404)
     if isinstance(answer, list):  # one after another
@@ -67,8 +60,8 @@ class _Handler(server.BaseHTTPRequestHandler):
       self.reply(200, {'Content-Length': len(answer)}, answer)
     elif answer is not None:
       self.reply(*(answer if isinstance(answer, tuple) else (answer, {})))
-    with self.lock:
-      cls.open -= 1
+    with site.lock:
+      site.open -= 1
 
   def reply(self, status, headers, body=b''):
     self.send_response(status)
@@ -85,9 +78,8 @@ def site(monkeypatch):
     monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv(name.upper(), raising=False)
   monkeypatch.setattr(fetch, '_PAUSE', 0.01)
-  site = _Server()
-  yield site
-  site.close()
+  with _Server() as site:
+    yield site
 
 
 def _list(folder, *rows):
@@ -100,7 +92,7 @@ def _list(folder, *rows):
 def _fetch(folder, site, answers, label='happy_dog'):
   """Fetches photographs of one class; returns the first line and the tree."""
   site.answers |= answers
-  file = _list(folder, *((label, site.url(path)) for path in answers))
+  file = _list(folder, *((label, site.place(path)) for path in answers))
   lines = fetch.fetch(file, str(folder / 'tree'))
   return lines, builders.read_tree(folder / 'tree')
 
@@ -114,8 +106,8 @@ def test_prepare_makes_a_set_of_what_is_still_there(site, tmp_path, capsys):
   for label in ('happy_dog', 'sad_dog'):
     for i in range(12):
       site.answers[f'{label}/{i}_a.jpg'] = prepared.photo(len(rows))
-      rows.append((label, site.url(f'{label}/{i}_a.jpg')))
-  gone = site.url('1/404_a.jpg')
+      rows.append((label, site.place(f'{label}/{i}_a.jpg')))
+  gone = site.place('1/404_a.jpg')
   file = _list(tmp_path, *rows, ('sad_dog', gone))
   root = tmp_path / 'photos'
   lines = prepared.make(capsys, file, tmp_path, f'--path={root}').splitlines()
@@ -157,7 +149,7 @@ def test_a_killed_command_resumes(site, tmp_path):
     stop.wait(60)
 
   site.answers |= {'1.jpg': first, '2.jpg': half, '3.jpg': 404}
-  file = _list(tmp_path, *(('a', site.url(f'{i}.jpg')) for i in (3, 1, 2)))
+  file = _list(tmp_path, *(('a', site.place(f'{i}.jpg')) for i in (3, 1, 2)))
   process = prepared.start(*prepared.flags(file, tmp_path / 'sets'))
   note = tmp_path / 'urls' / 'gone.csv'  # the tree has the list's name
   deadline = time.monotonic() + 60
@@ -217,9 +209,9 @@ def test_a_host_that_never_answers_is_not_asked_for_all(site, tmp_path, monkeypa
   assert _fetch(tmp_path, site, answers)[0][0].endswith(
     ': 9 fetched, 0 there already, 0 gone, 0 failed'
   )
-  closed = _Server()
-  closed.close()
-  lines = fetch.fetch(_list(tmp_path, ('a', closed.url('1.jpg'))), str(tmp_path / 'tree'))
+  with _Server() as closed:
+    pass
+  lines = fetch.fetch(_list(tmp_path, ('a', closed.place('1.jpg'))), str(tmp_path / 'tree'))
   assert lines[1] == 'failed, the same command asks again: 1 ConnectionRefusedError'
 
 
@@ -244,7 +236,7 @@ def test_requests_are_few_at_a_time_and_name_the_package(site, tmp_path):
 
 def test_placeholders_of_flickr_are_gone(site, tmp_path):
   blank = prepared.files_of_every_kind()['train/old_dog/gone.jpg']
-  moved = (302, {'Location': site.url('images/en-us/photo_unavailable.png')})
+  moved = (302, {'Location': site.place('images/en-us/photo_unavailable.png')})
   gif = builders.encode_image(Image.new('L', (500, 374)), 'GIF')
   answers = {'1.jpg': blank, '2.jpg': moved, '3.jpg': prepared.photo(1), '4.jpg': gif}
   lines, tree = _fetch(tmp_path, site, answers)
@@ -259,8 +251,8 @@ def test_redirects_lead_to_http_only(site, tmp_path):
   answers = {
     '1.jpg': (302, {'Location': f'file://{secret}'}),
     '2.jpg': (301, {'Location': 'ftp://127.0.0.1/x.jpg'}),
-    '3.jpg': (302, {'Location': site.url('3.jpg')}),  # for ever
-    '4.jpg': (308, {'Location': site.url('moved')}),
+    '3.jpg': (302, {'Location': site.place('3.jpg')}),  # for ever
+    '4.jpg': (308, {'Location': site.place('moved')}),
     '5.jpg': (302, {'Location': 'http://[bad'}),
     '6.jpg': (302, {'Location': f'http://{"a" * 70}.org/1.jpg'}),
   }
@@ -316,11 +308,11 @@ def test_large_and_slow_files_and_pages_are_left(site, tmp_path, monkeypatch):
   ),
 )
 def test_names_of_files_cannot_leave_the_tree(path, name, site, tmp_path):
-  file = _list(tmp_path, ('happy_dog', site.url(path)))
+  file = _list(tmp_path, ('happy_dog', site.place(path)))
   if name is None:
     builders.assert_refused('urls.tsv:1: ', fetch.read, file)
     return
-  assert fetch.read(file) == {f'happy_dog/{name}': site.url(path)}
+  assert fetch.read(file) == {f'happy_dog/{name}': site.place(path)}
 
 
 def test_photographs_of_one_name_are_all_fetched(site, tmp_path):
@@ -332,7 +324,7 @@ def test_photographs_of_one_name_are_all_fetched(site, tmp_path):
   again = _fetch(tmp_path, site, answers)
   assert again[0][0].endswith(': 0 fetched, 3 there already, 0 gone, 0 failed')
   assert site.paths() == []
-  file = _list(tmp_path, *[('sad_dog', site.url('photo.php?id=1'))] * 2)  # listed twice
+  file = _list(tmp_path, *[('sad_dog', site.place('photo.php?id=1'))] * 2)  # listed twice
   assert len(fetch.read(file)) == 1
 
 
@@ -369,7 +361,7 @@ def test_bad_lines_are_named(line, tmp_path, capsys):
 def test_a_tree_that_cannot_be_written_is_one_line(site, tmp_path, capsys):
   site.answers['1.jpg'] = prepared.photo(1)
   builders.write_tree(tmp_path, {'photos/happy_dog': b'a file'})
-  flags = prepared.flags(_list(tmp_path, ('happy_dog', site.url('1.jpg'))), tmp_path)
+  flags = prepared.flags(_list(tmp_path, ('happy_dog', site.place('1.jpg'))), tmp_path)
   error = prepared.error(capsys, *flags, f'--path={tmp_path}/photos')
   assert f'{tmp_path}/photos/happy_dog' in error
   error = prepared.error(capsys, *flags, f'--path={tmp_path}/urls.tsv')
