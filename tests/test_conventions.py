@@ -54,7 +54,7 @@ _BUDGET = {
   'anp_jax/training': 1_110,
   'core': 30_740,
   'scripts': 2_500,
-  'tests': 39_080,
+  'tests': 38_542,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
