@@ -24,11 +24,6 @@ def has_batch_norm(config: ml_collections.ConfigDict) -> bool:
   return ':' in name or name in networks.BATCH_NORMALISED
 
 
-def is_resnet(config: ml_collections.ConfigDict) -> bool:
-  """Whether the network is a ResNet, whose tensors have published names."""
-  return config.model.name in networks.RESNETS
-
-
 def target(config: ml_collections.ConfigDict, platform: str, devices: int = 1) -> str:
   """Returns the platform that layers are made for; sets oneDNN's threads.
 

@@ -204,23 +204,15 @@ class ResNet(nn.Module):
       x = layers.conv_norm(stem, stem_norm, x, train)
     if self.stem != 'small':
       x = layers.max_pool(x, platform=self.platform)
+    names = 'version', 'shortcut', 'zero_init', 'groups', 'group_width', 'squeeze', 'platform'
+    fields = {name: getattr(self, name) for name in names}
     for i, blocks in enumerate(self.stages):
       for j in range(blocks):
-        x = Block(
-          self.width * 2**i,
-          conv,
-          norm,
-          self.bottleneck,
-          stride=2 if i and not j else 1,
-          version=self.version,
-          shortcut=self.shortcut,
-          zero_init=self.zero_init,
-          groups=self.groups,
-          group_width=self.group_width,
-          squeeze=self.squeeze,
-          platform=self.platform,
-          name=f'stage{i + 1}_block{j + 1}',
-        )(x, train)
+        stride, name = 2 if i and not j else 1, f'stage{i + 1}_block{j + 1}'
+        block = Block(
+          self.width * 2**i, conv, norm, self.bottleneck, stride=stride, name=name, **fields
+        )
+        x = block(x, train)
     x = x.mean((1, 2), dtype=self.param_dtype)
     return layers.head(self, layers.Initializer('normal', 0.01))(x)
 

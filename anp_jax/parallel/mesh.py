@@ -161,10 +161,7 @@ def state_specs(state: Any, specs: Any) -> Any:
     Pytree of PartitionSpec, like state: that of `parameter_name` if it has no
     more axes than the leaf, else replicated.
   """
-  spec_of = {
-    path_name(path): spec
-    for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda s: isinstance(s, P))
-  }
+  spec_of = leaves_by_name(specs)
 
   def spec(name, leaf):
     result = spec_of.get(parameter_name(name, spec_of), P())
@@ -175,9 +172,7 @@ def state_specs(state: Any, specs: Any) -> Any:
 
 def shardings(specs: Any, mesh: jsharding.Mesh) -> Any:
   """PartitionSpecs as NamedShardings, leaf by leaf."""
-  return jax.tree.map(
-    lambda s: jsharding.NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, P)
-  )
+  return jax.tree.map(lambda spec: jsharding.NamedSharding(mesh, spec), specs)
 
 
 def _fsdp(shape, mesh):

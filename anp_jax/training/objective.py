@@ -80,15 +80,10 @@ class Objective:
     return hits | self._factor_hits(self.head.scores(outputs), labels)
 
   def metrics(self, outputs: jax.Array, labels: jax.Array) -> dict:
-    """The metrics of an evaluation, from (batch, outputs) and (batch,) labels."""
-    return self.measures(self.head.logits(outputs), self.head.scores(outputs), labels)
-
-  def measures(self, logits: jax.Array, scores: dict, labels: jax.Array) -> dict:
-    """The metrics of an evaluation, from logits and scores.
+    """The metrics of an evaluation.
 
     Args:
-      logits: (batch, classes), which rank the classes.
-      scores: probabilities, see `heads.Head.scores`.
+      outputs: (batch, outputs) of the network.
       labels: (batch,) int32.
 
     Returns:
@@ -96,9 +91,10 @@ class Objective:
       classes with any head, in nats without smoothing or weights; the others are
       0 or 1.
     """
+    logits = self.head.logits(outputs)
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     top = {f'anp_top{k}': _hits(logits, labels, k) for k in self._top}
-    return {'loss': loss} | top | self._factor_hits(scores, labels)
+    return {'loss': loss} | top | self._factor_hits(self.head.scores(outputs), labels)
 
   @property
   def metric_names(self) -> tuple[str, ...]:

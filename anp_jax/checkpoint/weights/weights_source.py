@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from anp_jax import config as config_lib, models
+from anp_jax import config as config_lib
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import families, naming as naming_lib, published_weights
+from anp_jax.config import networks
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import features
 from anp_jax.models import layers
@@ -105,7 +106,7 @@ def outputs(config: ml_collections.ConfigDict, vocabulary: vocabulary_lib.Vocabu
 def _of_checkpoint(path, config):
   trained = trained_lib.load(path)
   keys = ['name']
-  if models.is_resnet(config):
+  if config.model.name in networks.RESNETS:
     keys.append('version')
   for key in keys:
     value, expected = trained.config.model[key], config.model[key]

@@ -25,29 +25,6 @@ from anp_jax.models.layers.normalisation import normalise, normalise_relu
 from anp_jax.models.layers.pooling import avg_pool, max_pool
 from anp_jax.models.layers.squeeze import squeeze_excite
 
-__all__ = [
-  'ONES',
-  'ZEROS',
-  'BatchNorm',
-  'Conv',
-  'Initializer',
-  'add_bias',
-  'avg_pool',
-  'by_channel',
-  'conv_norm',
-  'convolve',
-  'gelu',
-  'head',
-  'makers',
-  'max_pool',
-  'normalise',
-  'parameter',
-  'relu',
-  'relu6',
-  'silu',
-  'squeeze_excite',
-]
-
 add_bias, gelu, relu, relu6, silu = map(by_channel, (add_bias, gelu, relu, relu6, silu))
 avg_pool, max_pool = map(by_channel, (avg_pool, max_pool))
 

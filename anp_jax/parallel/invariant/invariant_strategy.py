@@ -1,13 +1,13 @@
 """The strategy `invariant`; see its step."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
 from anp_jax.config import keys, rules, strategy
-from anp_jax.costs import collectives, steps
-from anp_jax.parallel.invariant import invariant_cost
+from anp_jax.costs import collectives, device_step, steps
 from anp_jax.parallel.sync import sync_strategy as sync
 
 if TYPE_CHECKING:
@@ -90,8 +90,21 @@ class Invariant(sync.Sync):
     return cluster.size, shards // cluster.size
 
   def predicted_step(self, setting: steps.Setting, images: int) -> steps.Step:
-    """Predicts a step of logical shards, one after another."""
-    return invariant_cost.predicted_step(setting, images)
+    """Predicts a step of logical shards, one after another; sums follow the backward pass."""
+    shards, size = setting.config.strategy.logical_shards, setting.cluster.size
+    result = steps.synchronous(setting, images, overlap=0.0)
+    per_device = max(1, shards // size)
+    starts = setting.workload.kernels * setting.efficiency.kernel_seconds
+    # A device sends so many partial sums; the first is in `result`.
+    partial = per_device // (per_device & -per_device) if size > 1 else 1
+    effective = device_step.scaled(setting.cluster, setting.efficiency)
+    sent = setting.workload.param_bytes + 4 * setting.workload.statistics
+    scattered = collectives.gather(effective, sent)
+    return dataclasses.replace(
+      result,
+      fixed=result.fixed + (per_device - 1) * starts,
+      communication=result.communication + (partial - 1) * scattered,
+    )
 
   def passes(self, config: ConfigDict, devices: int) -> int:
     """A pass for each logical shard of a device."""

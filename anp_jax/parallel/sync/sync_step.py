@@ -42,9 +42,7 @@ class SyncStep:
     self._config = config
     self._dtype = jnp.dtype(config.strategy.reduce_dtype)
     self._size = config.strategy.bucket_megabytes * 10**6  # bytes
-    paths, self._tree = jax.tree_util.tree_flatten_with_path(
-      specs, is_leaf=lambda s: isinstance(s, mesh_lib.P)
-    )
+    paths, self._tree = jax.tree_util.tree_flatten_with_path(specs)
     self._axes = [_divided_axis(spec) for _, spec in paths]
     place = {name: i for i, name in enumerate(forward_order)}
     # The backward pass gives the last layer's gradient first.
