@@ -235,11 +235,13 @@ def _climb(study, plan, contests, left, train):
   for run, contest in runs.items():
     tuned, error = contests[contest], failures.get(run)
     accuracy = None if error else study_results.accuracy(study.workdir(run))
+    _, earlier = tuned.scores.get(run.tuned, (None, ''))
     tuned.scores[run.tuned] = accuracy, run.duration
     if isinstance(error, study_runner.Refusal):
       tuned.error = tuned.error or error
     else:
-      tuned.spent += durations_lib.amount(run.duration)[0]
+      if run.duration != earlier:  # otherwise the rung before has trained it
+        tuned.spent += durations_lib.amount(run.duration)[0]
       tuned.error = error or tuned.error
   for contest, values in left.items():
     if len(values) > 1:

@@ -104,6 +104,18 @@ def test_the_better_half_goes_on(tmp_path):
   assert 'seed 1000, which is not scored; 72 epochs' in note
 
 
+def test_a_run_that_two_rungs_have_is_spent_once(tmp_path):
+  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2,0.3,0.4', budget='192 epochs')
+
+  def train(cells):
+    for c in cells:
+      _write(study, c, c.rate)
+    return {}
+
+  _, _, (tuned,) = tune.run(study, [grid.Cell('sync', 1, 1, 0)], plan, train)
+  assert tune.durations(4, plan) == [24, 24] and tuned.spent == 4 * 24
+
+
 @pytest.mark.parametrize('best, place', [(0.1, 'first'), (0.3, 'last')])
 def test_the_edge_of_the_grid_is_said(tmp_path, best, place):
   study, plan = _study(tmp_path), _plan(f'{_RATE}=0.3,0.1,0.2')
