@@ -143,6 +143,14 @@ def _complete(flags):
         f'--device={flags.device!r} with --measure: expected one of them; '
         '--measure plans more of the device at hand'
       )
+    for flag, is_typed in (
+      ('--data_sheet', flags.data_sheet),
+      (f'--software={flags.software}', flags.software != published_rates.OWN_SOFTWARE),
+    ):
+      if is_typed:
+        raise config_lib.ConfigError(
+          f"{flag} with --measure: expected one of them; this package's own steps are measured"
+        )
     flags.nodes = flags.nodes or _MEASURED_NODES
     flags.link = flags.link or _MEASURED_LINK
     if flags.devices_per_node is None:

@@ -30,7 +30,8 @@ _BUCKET_MEGABYTES = 25
 _ETHERNET = re.compile(r'([\d.]+)(?:-([\d.]+))? ?(?:Gbit/s|GbE|Gbps)')
 # What trained: code that a vendor tuned for a benchmark, this package, or a framework
 # as it is. The first two are named in a row's system or source.
-_NAMED = {'anp_jax': 'anp_jax', 'tuned': 'MLPerf|MXNet'}
+OWN_SOFTWARE = 'anp_jax'
+_NAMED = {OWN_SOFTWARE: 'anp_jax', 'tuned': 'MLPerf|MXNet'}
 SOFTWARE = (*_NAMED, 'framework')
 # ImageNet's 1,281,167 training images of 1,000 classes, at 224 px.
 _EXAMPLES, _CLASSES = 1281167, 1000

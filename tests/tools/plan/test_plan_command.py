@@ -111,6 +111,8 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
     (['--config=configs/lenett.py'], "no file 'configs/lenett.py'"),
     (['--config.duraton=3'], "unknown key config.duraton; did you mean 'dur"),
     (['--measure'], "--device='a100-80' with --measure: expected one of"),
+    (['--measure', '--device=', '--data_sheet'], '--data_sheet with --measure: expected one of'),
+    (['--measure', '--device=', '--software=tuned'], '--software=tuned with --measure: expected'),
     (['--node=2'], "unknown argument '--node=2'; did you mean '--nodes'?"),
     (['--scaling=strong', '--nodes=3'], 'config.batch_size=64 does not divide by 6'),
     (['--images_per_device=100000000'], 'at most'),
