@@ -94,8 +94,8 @@ def _flags(arguments):
   files = 'FILE.toml has strategies with settings'
   parser.add_argument('--strategies', help=f'as in sync,FILE.toml; {files} ({strategies})')
   parser.add_argument('--seeds', default='0', help='as in 0,1,2')
-  percent = 'any key of the config is an axis, as in --vary=strategy.servers=1,25%% (of the nodes)'
-  add('--vary', action='append', default=[], help=f'{percent}; may be repeated')
+  varied = 'any key of the config is an axis, as in --vary=strategy.mode=async,rennala'
+  add('--vary', action='append', default=[], help=f'{varied}; may be repeated')
   halving = 'successive halving of the grid: shorter runs first, with another seed'
   best = f'each strategy is trained with its best value, found by {halving}'
   add('--tune', action='append', default=[], help=best)
@@ -152,7 +152,7 @@ def _study(flags, overrides):
     return [
       (*model, *combination)
       for model in (models if alone else [()])
-      for combination in axes.combinations(flags.config, chosen | dict(model), varied, nodes)
+      for combination in axes.combinations(flags.config, chosen | dict(model), varied)
     ]
 
   cells = grid.expand(

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 import dataclasses
 import itertools
-import math
 import re
 
 from anp_jax import config as config_lib
@@ -11,10 +10,7 @@ from anp_jax.config import command_line, resolve
 
 # (key, text) pairs of the varied keys that a run has.
 Varied = tuple[tuple[str, str], ...]
-# Keys that count some of the nodes.
-_COUNTS = ('strategy.backup_workers', 'strategy.groups', 'strategy.servers')
 _BRACKETS = re.compile(r'^\((.*)\)$')  # around a text with commas of its own
-_PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,20 +20,12 @@ class Axis:
   Attributes:
     key: dotted name.
     values: values as texts.
-    is_count: whether a value such as '25%' is a count: that share of the nodes.
     flag: flag that varies it.
   """
 
   key: str
   values: tuple[str, ...]
-  is_count: bool = False
   flag: str = '--vary'
-
-  def on(self, nodes: int) -> tuple[str, ...]:
-    """Returns the values on a number of nodes, each once."""
-    if not self.is_count:
-      return self.values
-    return tuple(dict.fromkeys(_on_nodes(v, nodes) for v in self.values))
 
 
 def parse(
@@ -78,15 +66,12 @@ def parse(
       )
     if key in axes or key in overrides:
       raise config_lib.ConfigError(f'{flag}={text}: {key} is set twice')
-    is_count = key in _COUNTS
-    parts = [_value(key, keys[key], part, is_count, flag) for part in _split(values)]
-    axes[key] = Axis(key, tuple(dict.fromkeys(parts)), is_count, flag)
+    parts = [_value(key, keys[key], part) for part in _split(values)]
+    axes[key] = Axis(key, tuple(dict.fromkeys(parts)), flag)
   return tuple(axes.values())
 
 
-def combinations(
-  spec: str, overrides: Mapping[str, str], axes: Iterable[Axis], nodes: int
-) -> list[Varied]:
+def combinations(spec: str, overrides: Mapping[str, str], axes: Iterable[Axis]) -> list[Varied]:
   """Returns every combination of values, each once.
 
   A key that does not apply to a run, such as strategy.mode to strategy.name=sync,
@@ -96,10 +81,9 @@ def combinations(
     spec: FILE[:VARIANT] of the config.
     overrides: overrides of the run with the strategy's name, by dotted key.
     axes: axes of the study.
-    nodes: nodes of the run.
   """
   combined: dict[Varied, bool] = {}
-  for values in itertools.product(*(axis.on(nodes) for axis in axes)):
+  for values in itertools.product(*(axis.values for axis in axes)):
     varied = dict(zip((axis.key for axis in axes), values))
     applying = command_line.applying(spec, dict(overrides) | varied)
     combined[tuple((k, v) for k, v in varied.items() if k in applying)] = True
@@ -121,29 +105,14 @@ def short_names(names: Iterable[str], separator: str = '.') -> dict[str, str]:
   return short
 
 
-def _value(key, declared, text, is_count, flag):
+def _value(key, declared, text):
   """The text of a value in its canonical form."""
   text = text.strip()
-  percent = _PERCENT.fullmatch(text)
-  if percent and is_count:
-    if not 0 < float(percent[1]) <= 100:
-      raise config_lib.ConfigError(
-        f'{flag}={key}={text}: expected a percentage of the nodes above 0, at most 100'
-      )
-    return text
   if isinstance(declared.default, str):
     text = _BRACKETS.sub(r'\1', text)
   value = declared.parse(key, text)
   declared.validate(key, value)
   return value if isinstance(value, str) else repr(value)
-
-
-def _on_nodes(text, nodes):
-  """A value on a number of nodes: a percentage is a count of them, at least 1."""
-  percent = _PERCENT.fullmatch(text)
-  if not percent:
-    return text
-  return str(max(1, math.floor(nodes * float(percent[1]) / 100 + 0.5)))
 
 
 def _split(text):

@@ -4,7 +4,6 @@ import csv
 
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.tools.study import axes, grid, plots, study_results, study_runner, study_table
 from tests import study_runs
 
@@ -13,9 +12,9 @@ def _parsed(*texts, strategies=('sync', 'parameter_server')):
   return axes.parse(texts, strategies, {}, grid.AXES)
 
 
-def _combinations(strategy, nodes, *texts):
+def _combinations(strategy, *texts):
   overrides = {'strategy.name': strategy}
-  return axes.combinations(study_runs.LENET, overrides, _parsed(*texts), nodes)
+  return axes.combinations(study_runs.LENET, overrides, _parsed(*texts))
 
 
 def test_values_are_those_between_commas_outside_brackets():
@@ -32,34 +31,17 @@ def test_values_are_those_between_commas_outside_brackets():
 def test_a_strategy_without_the_key_is_not_multiplied():
   flags = 'strategy.mode=async,rennala', 'optimizer.momentum=0,0.9'
   momenta = (('optimizer.momentum', '0.0'), ('optimizer.momentum', '0.9'))
-  assert _combinations('sync', 1, *flags) == [(m,) for m in momenta]
-  assert _combinations('parameter_server', 1, *flags) == [
+  assert _combinations('sync', *flags) == [(m,) for m in momenta]
+  assert _combinations('parameter_server', *flags) == [
     (('strategy.mode', mode), m) for mode in ('async', 'rennala') for m in momenta
   ]
   # Nor is one whose optimizer has no such key.
-  combined = _combinations('sync', 1, 'optimizer.name=nesterov,adam', 'optimizer.momentum=0,0.9')
+  combined = _combinations('sync', 'optimizer.name=nesterov,adam', 'optimizer.momentum=0,0.9')
   assert combined == [
     (('optimizer.name', 'nesterov'), momenta[0]),
     (('optimizer.name', 'nesterov'), momenta[1]),
     (('optimizer.name', 'adam'),),
   ]
-
-
-@pytest.mark.parametrize(
-  'nodes, servers',
-  # A quarter of them, to the nearest, halves up; at least 1; once.
-  [(1, ['1', '2']), (6, ['1', '2']), (12, ['1', '2', '3']), (16, ['1', '2', '4'])],
-)
-def test_percentages_are_of_the_nodes(nodes, servers):
-  combined = _combinations('parameter_server', nodes, 'strategy.servers=1,2,25%')
-  assert [dict(c)['strategy.servers'] for c in combined] == servers
-
-
-def test_a_percentage_of_what_is_no_count_stays_or_is_refused():
-  (path,) = _parsed('data.path=25%,images')
-  assert path.on(64) == ('25%', 'images')
-  with pytest.raises(config_lib.ConfigError, match="batch_size='25%'"):
-    _parsed('batch_size=64,25%')
 
 
 def test_brackets_around_a_text_with_commas_are_no_part_of_it():

@@ -33,7 +33,7 @@ _CASES = {
     ('--vary=emulate.sleep=True,False --emulate', 'the study sets it; use --emulate'),
     ('--vary=emulate.step_seconds=1,2', 'the study sets it; use --emulate'),
     ('--vary=batch_size=8 --config.batch_size=16', 'batch_size is set twice'),
-    ('--vary=strategy.servers=0%', 'expected a percentage of the nodes above 0'),
+    ('--vary=strategy.servers=1,25%', "config.strategy.servers='25%': expected"),
     ('--vary=strategy.mode=async --strategies=sync', 'no run of the study has this key'),
     ('--vary=optimizer.name=lars,lamb --strategies=parameter_server', "name='lars': expected"),
   ],
