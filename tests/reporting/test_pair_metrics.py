@@ -102,59 +102,6 @@ def test_the_open_world_has_all_combinations(rounded, monkeypatch):
   for name, value in want.items():
     assert totals[f'open_{name}'] == pytest.approx(value, abs=1e-12)
   assert totals['open_auc'] < totals['auc']
-  # Infeasible pairs are no answers; their images are never right.
-  likely = unseen_codes[np.isin(unseen_codes, _feasible_by_hand(_CODES[:12]))]
-  assert 0 < len(likely) == totals['feasible_pairs'] < 18
-  want = _figures(_swept(scores, _CODES[saved['label']], _CODES[:12], likely))
-  del want['best_seen']  # as above
-  for name, value in want.items():
-    assert totals[f'feasible_{name}'] == pytest.approx(value, abs=1e-12)
-
-
-def _feasibility_by_hand(codes):
-  """How much pairs resemble seen ones, each judged without itself, one by one."""
-  pairs = {divmod(int(code), 6) for code in codes}
-
-  def cosine(a, b):
-    return len(a & b) / np.sqrt(len(a) * len(b)) if a and b else 0.0
-
-  scores = np.zeros(30)
-  for code in range(30):
-    i, j = divmod(code, 6)
-    rest = pairs - {(i, j)}
-    adjectives = {a: {n for b, n in rest if b == a} for a in range(5)}
-    nouns = {n: {a for a, b in rest if b == n} for n in range(6)}
-    # A pair that was seen counts for the words that it is compared with.
-    neighbours = {n: {a for a, b in pairs if b == n} for n in adjectives[i]}
-    by_noun = max((cosine(nouns[j], words) for words in neighbours.values()), default=0)
-    neighbours = {a: {n for b, n in pairs if b == a} for a in nouns[j]}
-    by_adjective = max((cosine(adjectives[i], words) for words in neighbours.values()), default=0)
-    scores[code] = (by_noun + by_adjective) / 2
-  return scores
-
-
-def _feasible_by_hand(codes):
-  """Codes above the threshold of the best Youden index."""
-  scores = _feasibility_by_hand(codes)
-  is_seen = np.isin(np.arange(30), codes)
-  false, true, thresholds = metrics.roc_curve(is_seen, scores, drop_intermediate=False)
-  gain = (true - false)[1:]  # the first threshold is that of no pair
-  # They descend; of equal ones the lowest. Cosines are rounded.
-  threshold = thresholds[1:][gain >= gain.max() - 1e-9].min() - 1e-12
-  return np.flatnonzero(scores >= threshold)
-
-
-def test_feasible_pairs_by_hand():
-  random = np.random.default_rng(0)
-  for count in (6, 12, 20):
-    codes = random.permutation(30)[:count]
-    pairs = np.zeros((5, 6), bool)
-    pairs.flat[codes] = True
-    want = _feasibility_by_hand(codes)
-    np.testing.assert_allclose(pair_metrics.feasibility(pairs).ravel(), want, atol=1e-12)
-    assert (
-      np.flatnonzero(pair_metrics.feasible(pairs)).tolist() == _feasible_by_hand(codes).tolist()
-    )
 
 
 @pytest.mark.parametrize('rounded', [False, True])

@@ -46,8 +46,6 @@ LABELS = {
   **_sweep('', 'closed world'),
   'open_pairs': 'other pairs, open world',
   **_sweep('open_', 'open world'),
-  'feasible_pairs': 'feasible other pairs',
-  **_sweep('feasible_', 'feasible'),
   'sentiment_images': 'images with a sentiment',
   'sentiment_spearman': 'sentiment, rank correlation',
   'sentiment_sign': 'sentiment, same sign',
@@ -72,8 +70,7 @@ _UNSEEN = (
   'Unseen classes have no training image. A bias is added to their scores and runs over all '
   'values (Chao et al., 2016; Purushwalkam et al., 2019): the best accuracies of seen and '
   'unseen images, the best harmonic mean of both, and the area under their curve. The closed '
-  'world has the classes alone, the open world all adjectives with all nouns; the feasible '
-  'ones are like pairs that were seen (Mancini et al., 2021).'
+  'world has the classes alone, the open world all adjectives with all nouns.'
 )
 
 # Figures of photographs, whose colours are not to be changed.

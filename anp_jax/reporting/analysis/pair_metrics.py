@@ -121,56 +121,6 @@ def combinations(adjective: np.ndarray, noun: np.ndarray) -> Iterator[np.ndarray
     yield scores.reshape(len(scores), -1)
 
 
-def feasibility(seen_pairs: np.ndarray) -> np.ndarray:
-  """Returns how likely each combination is to exist, (adjectives, nouns) in [0, 1].
-
-  Mancini, Naeem, Xian and Akata, "Open World Compositional Zero-Shot Learning", CVPR
-  2021, arXiv:2101.12609: a noun fits an adjective as much as it resembles the nouns
-  that the adjective was seen with, by the largest cosine; likewise the adjective;
-  the score is the mean of both. There words are learned vectors. Here a word is the
-  set of words that it was seen with, which needs no network. A pair does not speak
-  for itself: it is left out of the sets that judge it.
-
-  Args:
-    seen_pairs: (adjectives, nouns) bool, the pairs with training images.
-  """
-  return (_resemblance(seen_pairs) + _resemblance(seen_pairs.T).T) / 2
-
-
-def feasible(seen_pairs: np.ndarray) -> np.ndarray:
-  """Returns which combinations have the feasibility of seen pairs, as bool.
-
-  The threshold is chosen on the seen pairs: the score at which the share of these that
-  reach it exceeds that of all other combinations by most (Youden, "Index for rating
-  diagnostic tests", 1950).
-
-  Args:
-    seen_pairs: (adjectives, nouns) bool, the pairs with training images.
-  """
-  scores = feasibility(seen_pairs)
-  thresholds = np.unique(scores)
-  below, others_below = (
-    np.searchsorted(np.sort(values), thresholds) / max(len(values), 1)
-    for values in (scores[seen_pairs], scores[~seen_pairs])
-  )
-  return scores >= thresholds[np.argmax(others_below - below)]
-
-
-def _resemblance(pairs):
-  """The largest cosine of each noun to others of each adjective, (adjectives, nouns)."""
-  counts, degrees = pairs.T.astype(float) @ pairs, pairs.sum(0)
-  result = np.zeros(pairs.shape)
-  for i, row in enumerate(pairs):
-    nouns = np.flatnonzero(row)
-    # Both have this adjective, where the pair itself was seen.
-    common = counts[:, nouns] - row[:, None]
-    norms = np.sqrt((degrees - row)[:, None] * degrees[nouns])
-    cosines = common / np.where(norms > 0, norms, 1)
-    cosines[nouns, np.arange(len(nouns))] = 0
-    result[i] = cosines.max(1, initial=0)
-  return result
-
-
 def expected(
   logits: np.ndarray, labels: np.ndarray, table: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
