@@ -20,7 +20,7 @@ class Device:
     gigabytes_per_second: bandwidth of the memory.
     node_link: name of the link between devices of a node.
     host_cores: CPU cores per device of a usual host.
-    aliases: regular expression for names of published systems.
+    aliases: regular expression for JAX's names of it.
     source: where the numbers are published.
   """
 
@@ -70,7 +70,6 @@ class Link:
     topology: 'ring' or 'torus'.
     axes: number of axes of a torus.
     is_shared: whether a node's devices share the link.
-    aliases: regular expression for networks of published systems.
   """
 
   name: str
@@ -79,4 +78,3 @@ class Link:
   topology: str = 'ring'
   axes: int = 2
   is_shared: bool = False
-  aliases: str = ''

@@ -25,9 +25,8 @@ predicts what runs keep of their images/s when a node fails every 1,000 hours.
   python -m anp_jax.tools.plan --check
 
 compares the model with published rates of ResNet-50: published, predicted, error
-and 90 % interval by row, and their means and coverage. --rows=FILE.csv predicts
-the rates of another file with the columns of anp_jax/tools/plan/published.csv.
-docs/planner.md explains more.
+and 90 % interval by row, and their means and coverage. docs/planner.md explains
+more.
 
 Status 0; 1: nothing reaches the target; 2: bad input, or a config that fits none
 of the sizes. Flags may be typed with hyphens or underscores.
@@ -50,8 +49,8 @@ def main(arguments: list[str]) -> int:
   overrides, rest = command_line.split_overrides(arguments)
   flags = _flags([_underscored(a) for a in rest])
   known_tables = plan_tables.load(flags.entries)
-  if flags.check or flags.rows:
-    return _check(known_tables, flags)
+  if flags.check:
+    return _check()
   if flags.list:
     return _list(known_tables)
   # JAX, once the flags are right.
@@ -105,19 +104,16 @@ def _flags(arguments):
   add('--out', default='', metavar='FILE.png', help='output figure')
   add('--workdir', default='', metavar='DIR', help='folder for plan.png and plan.json')
   add('--check', action='store_true', help='comparison with published rates')
-  add('--rows', default='', metavar='FILE', help='other published rates for --check')
   add('--list', action='store_true', help='table of devices and links')
   entries = 'TOML file with devices and links of yours; see anp_jax/tools/plan/*.toml'
   add('--entries', default='', metavar='FILE', help=entries)
   return parser.parse(arguments)
 
 
-def _check(known_tables, flags) -> int:
+def _check() -> int:
   from anp_jax.tools.plan import check, published_rates  # they count with JAX
 
-  shipped = published_rates.read(known_tables)
-  rows = published_rates.read(known_tables, flags.rows) if flags.rows else shipped
-  comparisons = check.compare(rows, shipped)
+  comparisons = check.compare(published_rates.read())
   print(check.lines(comparisons))
   print(json.dumps(check.errors(comparisons)))
   return 0

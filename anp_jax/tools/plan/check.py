@@ -62,26 +62,18 @@ def chosen(rows: Sequence[published_rates.Row]) -> list[published_rates.Row]:
   return [first, max(near, key=distance)] if near and len(rows) > 2 else [first]
 
 
-def compare(
-  rows: Sequence[published_rates.Row], further: Sequence[published_rates.Row] = ()
-) -> list[Comparison]:
-  """Predicts every row in both ways.
-
-  Args:
-    rows: published rows.
-    further: rows that are fitted too, where they are of another device or system.
-  """
-  fitted = [*rows, *(r for r in further if r not in rows)]
+def compare(rows: Sequence[published_rates.Row]) -> list[Comparison]:
+  """Predicts every published row in both ways."""
   result = []
   for device in dict.fromkeys(row.device.name for row in rows):
-    fit = fit_lib.fit_rows([r for r in fitted if r.device.name != device])
+    fit = fit_lib.fit_rows([r for r in rows if r.device.name != device])
     for row in rows:
       if row.device.name == device:
         result.append(_comparison(fit, row, 'sheet', 1))
   for system in dict.fromkeys(row.system for row in rows):
     inside = [r for r in rows if r.system == system]
     if picks := chosen(inside):
-      fit = fit_lib.fit_rows([*(r for r in fitted if r.system != system), *picks])
+      fit = fit_lib.fit_rows([*(r for r in rows if r.system != system), *picks])
       for row in inside:
         if row not in picks:
           result.append(_comparison(fit, row, 'few', picks[0].cluster.nodes))

@@ -140,7 +140,7 @@ def from_flags(
   for device in devices:
     device.peak(cost.dtype)
   clusters = [_clusters(known_tables, flags, device) for device in devices]
-  rows = published.read(known_tables)
+  rows = published.read()
   if flags.measure:
     return [_measured(known_tables, flags, configs, cost, rows)]
   machines = []

@@ -14,7 +14,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _KINDS = ('tensor', 'vector', 'tpu', 'cpu')
 _GROUPS = 'devices', 'links'
 _MOST_PORTS = 64
-_OPTIONS = 'topology', 'axes', 'is_shared', 'aliases'  # keys that a link may lack
+_OPTIONS = 'topology', 'axes', 'is_shared'  # keys that a link may lack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,6 @@ def _are_peaks(value) -> bool:
 # What a key of an entry holds: the words for it, and whether a value is good.
 _POSITIVE = 'a number above 0', _is_positive
 _TEXT = 'a text', lambda value: isinstance(value, str)
-_EXPRESSION = 'a regular expression', rules.is_pattern
 _DEVICE = {
   'kind': (f'one of {", ".join(_KINDS)}', lambda value: value in _KINDS),
   'year': _POSITIVE,
@@ -145,7 +144,7 @@ _DEVICE = {
   'node_link': _TEXT,
   'host_cores': _POSITIVE,
   'source': _TEXT,
-  'aliases': _EXPRESSION,
+  'aliases': ('a regular expression', rules.is_pattern),
 }
 _LINK = {
   'gigabytes_per_second': _POSITIVE,
@@ -153,6 +152,5 @@ _LINK = {
   'topology': ('ring or torus', lambda value: value in ('ring', 'torus')),
   'axes': ('2 or 3', lambda value: value in (2, 3)),
   'is_shared': ('true or false', lambda value: isinstance(value, bool)),
-  'aliases': _EXPRESSION,
   'source': _TEXT,
 }

@@ -9,17 +9,8 @@ import pathlib
 
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.costs import device_step
-from anp_jax.tools.plan import (
-  __main__ as command,
-  check,
-  fit,
-  intervals,
-  plan_tables,
-  published_rates,
-)
-from tests import builders
+from anp_jax.tools.plan import __main__ as command, check, fit, intervals, published_rates
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _ASKED = {'sheet': 'from data sheets', 'few': 'other rows of a fitted system'}
@@ -28,19 +19,12 @@ _SHARED = os.path.join(os.path.dirname(__file__), '..', '..', '..', 'shared', 'd
 
 @pytest.fixture(scope='module')
 def rows():
-  return published_rates.read(plan_tables.load())
+  return published_rates.read()
 
 
 @pytest.fixture(scope='module')
 def comparisons(rows):
   return check.compare(rows)
-
-
-def _rows_file(folder, line):
-  """Writes a table of one row; returns its path."""
-  path = folder / 'rows.csv'
-  path.write_text(f'{open(published_rates.FILE).readline()}{line}\n')
-  return str(path)
 
 
 def test_all_published_rows_are_there(rows):
@@ -50,7 +34,10 @@ def test_all_published_rows_are_there(rows):
     pytest.skip('no ../shared to compare the facts with')
   with open(_SHARED, newline='') as shared, open(published_rates.FILE) as file:
     # Two rates of this package follow those that others published.
-    assert list(csv.DictReader(shared)) == list(csv.DictReader(file))[:29]
+    records = list(csv.DictReader(file))[:29]
+    for fact, row in zip(csv.DictReader(shared), records, strict=True):
+      del fact['network']  # a text; the row has the link's name
+      assert fact == {name: row[name] for name in fact}
 
 
 def test_systems_have_their_devices_and_links(rows):
@@ -70,23 +57,8 @@ def test_systems_have_their_devices_and_links(rows):
   }
 
 
-@pytest.mark.parametrize(
-  'network, gigabits',
-  (
-    ('10-20 Gbit/s Ethernet; parameter servers', 15),
-    ('PCIe 3; 25 GbE', 25),
-    ('NVLink; 2x 100 Gbit/s Ethernet', 200),
-    ('NVSwitch; 8x NDR400 InfiniBand a node', 3200),
-    ('PCIe 4; 1x EDR100 InfiniBand a node', 100),
-  ),
-)
-def test_networks_are_read(tmp_path, network, gigabits):
-  path = _rows_file(tmp_path, f'H100,{network},16,8,64,float16,1,x')
-  (row,) = published_rates.read(plan_tables.load(), path)
-  assert row.cluster.link.bandwidth == gigabits * 1e9 / 8
-
-
 def test_the_software_of_a_row_is_read(rows):
+  assert {r.software for r in rows} == set(published_rates.SOFTWARE)
   kinds = {r.system: r.software for r in rows}
   assert kinds['P100 DGX-1'] == kinds['A100-40 TF1 XLA'] == 'framework'
   assert kinds['V100 DGX-1 MXNet'] == kinds['TPU v4'] == 'tuned'
@@ -114,14 +86,6 @@ def test_a_device_is_predicted_without_its_own_rows(rows):
     if c.logged.mode == 'sheet':
       same = other.rate == pytest.approx(c.rate, rel=1e-9)
       assert same == (c.row.device.name == 'tpu-v4')
-
-
-@pytest.mark.slow
-def test_rates_of_a_file_are_predicted_from_the_shipped_ones(rows, comparisons):
-  (alone,) = [r for r in rows if r.system == 'H200 SXM']
-  (single,) = check.compare([alone], [r for r in rows if r.device.name != 'h200'])
-  (among_all,) = [c for c in comparisons if c.row == alone]
-  assert single.rate == pytest.approx(among_all.rate, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -177,7 +141,7 @@ def test_the_errors_of_intervals_are_those_of_the_comparison(comparisons):
 
 @pytest.mark.slow
 def test_pages_print_what_check_prints(capsys, comparisons, monkeypatch):
-  monkeypatch.setattr(check, 'compare', lambda rows, further: comparisons)
+  monkeypatch.setattr(check, 'compare', lambda rows: comparisons)
   assert command.main(['--check']) == 0
   *lines, last = capsys.readouterr().out.splitlines()
   assert sum('H100 SXM DGX' in line for line in lines) == 3
@@ -206,38 +170,3 @@ def test_buckets_hold_all_gradients_in_the_order_of_the_backward_pass():
   assert shares == sorted(shares) and shares[-1] == 1
   assert len(buckets) == 5  # as many as the program compiled for an H200 has
   assert all(size >= 25e6 for _, size in buckets[1:-1])
-
-
-@pytest.mark.parametrize(
-  'line, words',
-  (
-    ('H100,NVLink,0,8,64,float16,1,x', "devices='0', expected a number above"),
-    ('H100,NVLink,10,4,64,float16,1,x', 'devices=10, expected as many on each of 3 nodes'),
-    ('H100,NVLink,8,8,64,float61,1,x', "dtype='float61': expected one of"),
-    ('H100,PCIe 6,8,8,64,float16,1,x', "network='PCIe 6': link='pcie6', a NAME or"),
-    ('ZX81,NVLink,8,8,64,float16,1,x', "system 'ZX81': no device of the"),
-    ('H100,NVLink,64,8,64,float16,1,x', "'NVLink', a link of links.toml"),
-    # They were ten gigabits of Ethernet.
-    *(
-      (f'H100,{network},{devices},8,64,float16,1,x', words)
-      for devices in (8, 64)
-      for network, words in (
-        ('NVLink; Omni-Path', "'Omni-Path', a link of links.toml"),
-        ('NVLink; 4x XDR900 a node', "'4x XDR900 a node', a link of links.toml such as 8x NDR400"),
-        ('NVLink; 4x XDR900', "did you mean 'ib-xdr800'?"),
-        ('NVLink; 1x HDR100', "did you mean 'ib-hdr200'?"),
-      )
-    ),
-  ),
-)
-def test_bad_rows_are_one_line(tmp_path, capsys, line, words):
-  assert command.main(['--check', f'--rows={_rows_file(tmp_path, line)}']) == 2
-  assert words in builders.error_line(capsys)
-
-
-def test_files_without_rows_are_refused(tmp_path):
-  path = tmp_path / 'rows.png'
-  path.write_bytes(b'\x89PNG\r\n\x1a\n')
-  for name, words in ((str(path), 'expected a CSV file'), ('none.csv', '--rows=')):
-    with pytest.raises(config_lib.ConfigError, match=words):
-      published_rates.read(plan_tables.load(), name)

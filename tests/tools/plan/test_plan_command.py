@@ -205,7 +205,7 @@ def test_each_of_many_curves_has_its_own_style(tmp_path, monkeypatch):
 
 def test_published_rates_are_those_of_a_like_dtype():
   known_tables = plan_tables.load()
-  rows = published_rates.read(known_tables)
+  rows = published_rates.read()
   step = published_rates.resnet50('bfloat16')
 
   def names(device, dtype):
@@ -228,7 +228,7 @@ def test_published_rates_are_those_of_a_like_dtype():
 def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):
   known_tables = plan_tables.load()
   # Those of two devices: to fit all takes seconds.
-  rows = [r for r in published_rates.read(known_tables) if r.device.name in ('h100', 'v100')]
+  rows = [r for r in published_rates.read() if r.device.name in ('h100', 'v100')]
   config = command_line.load('configs/resnet_anp.py:modern', {'data.source': 'synthetic'})
   flags = command._flags(['--device=h100', '--data_sheet', '--nodes=8', '--link=ib-ndr400x8'])
   flags.devices_per_node = 8
