@@ -220,12 +220,6 @@ class Strategy:
     """Returns the number of workers whose gradients one update combines."""
     return workers
 
-  def exchange_share(
-    self, config: ml_collections.ConfigDict, batch_size: int, examples: int
-  ) -> float:
-    """Returns the share of the steps after which groups exchange weights."""
-    return 0.0
-
   def planned_parts(self, config: ml_collections.ConfigDict, cluster: Any) -> tuple[int, int]:
     """Returns how a batch divides on a planned cluster.
 

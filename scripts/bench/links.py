@@ -28,7 +28,6 @@ import time
 from anp_jax import cluster
 from anp_jax.config import emulation_keys
 from anp_jax.tools.portability import compiled_collectives
-from anp_jax.tools.study import traffic
 from scripts.bench import _common
 
 
@@ -100,7 +99,7 @@ def _measure(flags, strategy, processes, count):
   rows = compiled_collectives.totals(compiled_collectives.compiled(compiled.as_text()))
   period = flags.period if strategy == 'local_sgd' else 1
   groups = count if strategy == 'local_sgd' else 1
-  sent_bytes = traffic.sent(rows, count, groups, 1 / period) / count
+  sent_bytes = compiled_collectives.sent(rows, count, groups, 1 / period) / count
   steps = period * math.ceil(flags.steps / period)
   # The first takes longer, and the count of steps begins a period.
   for _ in range(max(period, 2)):

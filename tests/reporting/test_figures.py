@@ -211,25 +211,19 @@ def _points(strategies, nodes, devices, rate, **more):
 
 
 @pytest.mark.parametrize(
-  'sizes, rate, megabytes, staleness',
+  'sizes, rate, staleness',
   [
-    ((('sync',), (1,), (1,)), 1e-6, 1e-6, {0: 1}),
+    ((('sync',), (1,), (1,)), 1e-6, {0: 1}),
     (
       (('sync', 'parameter_server'), (1, 64, 256), (1, 2, 4, 8)),
       1e6,
-      2.5,
       {i: 1 for i in range(0, 200, 9)},
     ),
   ],
 )
-def test_figures_of_a_study(sizes, rate, megabytes, staleness):
-  points = _points(*sizes, rate, megabytes=megabytes, staleness=staleness)
-  for figure in (
-    plots.speed(points),
-    plots.accuracy(points, 0.5),
-    plots.staleness(points),
-    plots.traffic(points),
-  ):
+def test_figures_of_a_study(sizes, rate, staleness):
+  points = _points(*sizes, rate, staleness=staleness)
+  for figure in (plots.speed(points), plots.accuracy(points, 0.5), plots.staleness(points)):
     assert _faults(plots.save, figure, 'a.png') == []
 
 

@@ -73,12 +73,6 @@ class LocalSgd(sync.Sync):
       f'config.strategy.groups={groups} x config.accumulate={config.accumulate}',
     )
 
-  def exchange_share(self, config: ConfigDict, batch_size: int, examples: int) -> float:
-    """The mean over the run, in which the period may change."""
-    from anp_jax.parallel.local_sgd import exchanges
-
-    return exchanges.share(config, batch_size, examples)
-
   def predicted_step(self, setting: steps.Setting, images: int) -> steps.Step:
     """Predicts a step within groups, and a part of an exchange between them."""
     from anp_jax.parallel.local_sgd import exchanges

@@ -32,7 +32,7 @@ def inspect(config: ml_collections.ConfigDict, target: targets.Target, folder: s
     folder: folder for the programs' texts; '': they are not written.
 
   Returns:
-    `device`, the kind's name; `devices`; `examples` of an epoch; number of `parameters`;
+    `device`, the kind's name; `devices`; number of `parameters`;
     `named_dtype` of the gradients' sums; and for 'train' and 'eval' what `_compile` returns, for
     'train' with the dtypes `gradients_asked` and `gradients_compiled`.
 
@@ -46,7 +46,6 @@ def inspect(config: ml_collections.ConfigDict, target: targets.Target, folder: s
   report = {
     'device': mesh.devices.flat[0].device_kind,
     'devices': mesh.size,
-    'examples': len(opened.source),
     'parameters': sum(s.size for s in jax.tree.leaves(program.abstract_replica.params)),
     'named_dtype': config.strategy.reduce_dtype,
   }

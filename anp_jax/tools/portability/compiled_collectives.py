@@ -23,6 +23,9 @@ KINDS = (
 )
 # What an all-to-all brings, the strategies add.
 _SUMS = ('all-reduce', 'reduce-scatter', 'all-to-all')
+# In a ring of W devices, (W - 1) / W of the array leaves each device: twice in a
+# sum, once in any other collective but a permutation.
+_TWICE = ('all-reduce',)
 _COUNTS = (
   *('operations', 'elements', 'bytes', 'permuted'),
   *('asynchronous', 'overlapping_compute', 'overlapping_products'),
@@ -173,6 +176,29 @@ def gradient_dtypes(rows: list[dict], rest: int) -> list[str]:
       metrics.
   """
   return [dtype for dtype, n in sums(rows).items() if n > rest]
+
+
+def sent(rows: list[dict], devices: int, groups: int = 1, exchanges: float = 0.0) -> float:
+  """Returns the MB (1e6 bytes) of a program's collectives in a mean step.
+
+  Args:
+    rows: sums from `totals`.
+    devices: devices of the program.
+    groups: groups of devices; conditional collectives travel between groups, all others within
+      each.
+    exchanges: share of the steps that take the branch.
+  """
+  group_devices = devices // groups
+  # Sums of (devices of a ring - 1) over all rings.
+  within, between = (groups * (group_devices - 1), group_devices * (groups - 1) * exchanges)
+  size = 0.0
+  for r in rows:
+    rings = between if r['conditional'] else within
+    if r['permuted']:
+      size += r['permuted'] * (exchanges if r['conditional'] else 1)
+    else:
+      size += rings * r['bytes'] * (2 if r['kind'] in _TWICE else 1)
+  return size / 1e6
 
 
 def width(dtype: str) -> int:

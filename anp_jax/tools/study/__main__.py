@@ -49,7 +49,6 @@ from anp_jax.tools.study import (
   study_progress as progress_lib,
   study_results,
   study_runner,
-  traffic,
   tune,
 )
 from anp_jax.tools.study.papers import papers_command as papers
@@ -312,7 +311,6 @@ def _write_page(study, cells, outcome, flags, arguments) -> str:
 def _runs(study, cells, failures):
   """The numbers of each finished run; one without numbers is added to the failures."""
   runs: dict[grid.Cell, study_results.Run] = {}
-  counted: dict[tuple, float | None] = {}
   for cell in cells:
     if cell in failures:
       continue
@@ -321,21 +319,9 @@ def _runs(study, cells, failures):
       bool(record['cores']) and cell.processes * cell.devices > record['cores'] and not study.sleeps
     )
     try:
-      run = study_results.read(study.workdir(cell), crowded, study.simulated)
+      runs[cell] = study_results.read(study.workdir(cell), crowded, study.simulated)
     except config_lib.ConfigError as e:
       failures[cell] = str(e)
-      continue
-    if run.megabytes is None and not cell.simulated:
-      if 'megabytes' not in record:
-        # It takes seconds: once for all seeds, and kept.
-        # The batch of weak scaling is that of its nodes.
-        key = cell.label, cell.workers, cell.varied, cell.tuned, cell.weak and cell.nodes
-        if key not in counted:
-          counted[key] = traffic.megabytes(study, cell)
-        record['megabytes'] = counted[key]
-        study_runner.write_record(study, cell, record)
-      run = dataclasses.replace(run, megabytes=record['megabytes'])
-    runs[cell] = run
   return runs
 
 

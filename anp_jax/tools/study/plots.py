@@ -178,19 +178,6 @@ def staleness(points: list[study_results.Point]) -> matplotlib.figure.Figure | N
 
 
 @matplotlib.rc_context(_STYLE)
-def traffic(points: list[study_results.Point]) -> matplotlib.figure.Figure | None:
-  """Draws the MB that a step sends against devices; None where they are not known."""
-  if not any(p.megabytes for p in points):
-    return None
-  figure, (axis,) = _figure(1)
-  simulated = any(p.simulated for p in points)
-  axis.set(title='Traffic', xlabel=_size(simulated), ylabel='MB sent a step')
-  _series(axis, _both_levels(points), _workers, lambda p: p.megabytes)
-  _add_legends(figure, [axis])
-  return figure
-
-
-@matplotlib.rc_context(_STYLE)
 def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
   """Draws what the stations of a ring did and when, a line per station.
 

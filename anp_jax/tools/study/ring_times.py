@@ -34,8 +34,6 @@ class RingTimes:
     over_ideal: `seconds` over the time without waiting, in which each turn takes the median of
       its model.
     hand_over: median time to send a model over the median turn.
-    megabytes: models and scores sent, in 1e6 bytes.
-    steps: training steps of all models.
     work: spans of training and scoring.
   """
 
@@ -46,8 +44,6 @@ class RingTimes:
   occupancy: float
   over_ideal: float
   hand_over: float
-  megabytes: float
-  steps: int
   work: list[dict]
 
 
@@ -102,8 +98,6 @@ def read(workdir: str) -> RingTimes:
     occupancy=occupancy,
     over_ideal=seconds * stations * occupancy / ideal,
     hand_over=statistics.median(sends) / statistics.median(map(_seconds, turns)),
-    megabytes=sum(s.get('bytes', 0) for s in spans) / 1e6,
-    steps=sum(s['steps'] for s in turns),
     work=work,
   )
 

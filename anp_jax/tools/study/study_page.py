@@ -110,7 +110,6 @@ def _figures(points, outcome, target):
     'speed': None if outcome.simulation else plots.speed(points),
     'accuracy': None if outcome.emulation else plots.accuracy(points, target),
     'staleness': plots.staleness(points),
-    'traffic': plots.traffic(points),
   }
   # The ring itself, where there is one, rather than the baseline `independent`.
   rings = {c.label: run.ring for c, run in outcome.runs.items() if run.ring}

@@ -16,7 +16,6 @@ from anp_jax.runtimes.parameter_server import log as server_log
 from anp_jax.system import files
 from anp_jax.tools.study import axes, grid, ring_times
 
-_SENT = 'megabytes_per_update'
 _SIMULATED = 'simulated_seconds'
 # Scores of the validation set beyond the accuracy.
 SCORES = ('anp_top5', 'adjective_top1', 'noun_top1')
@@ -34,7 +33,6 @@ class Run:
     seconds: (n,) training time until then, without pauses; simulated seconds in a study of
       simulated workers, NaN where the run simulates none.
     accuracy: (n,) accuracy on the validation set, 0 to 1.
-    megabytes: MB (1e6 bytes) that all devices send in a step; None: unknown.
     staleness: number of updates by staleness; {} where the run does not record it.
     crowded: whether devices shared cores.
     scores: scores of the validation set at the end, 0 to 1, by metric.
@@ -48,7 +46,6 @@ class Run:
   samples: np.ndarray
   seconds: np.ndarray
   accuracy: np.ndarray
-  megabytes: float | None = None
   staleness: dict[int, float] = dataclasses.field(default_factory=dict)
   crowded: bool = False
   scores: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -123,7 +120,6 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
     samples=steps * batch_size,
     seconds=seconds,
     accuracy=np.array([r['anp_top1'] for r in validation]),
-    megabytes=_sent(train),
     # Of the log: the histograms of the metrics count the stalest together.
     staleness=dict(sorted(server_log.staleness(server_log.read(workdir)).items())),
     crowded=crowded,
@@ -147,7 +143,6 @@ def _read_ring(workdir, crowded) -> Run:
     samples=np.array([r['samples'] for r in records]),
     seconds=np.array([r['seconds'] for r in records]),
     accuracy=np.array([r['anp_top1'] for r in records]),
-    megabytes=times.megabytes / times.steps,
     crowded=crowded,
     scores=_scores(records),
     ring=times,
@@ -171,14 +166,6 @@ def _split_prediction(workdir, batch_size) -> dict[str, Any]:
     'predicted': batch_size / costs.step_seconds(saved['plan']),
     'ideal': costs.alone / costs.ideal_seconds(),
   }
-
-
-def _sent(train):
-  """MB of a mean step; a record is the mean of the steps since the one before it."""
-  ends = [0] + [r['step'] for r in train]
-  parts = [(end - start, r[_SENT]) for start, end, r in zip(ends, ends[1:], train) if _SENT in r]
-  steps = sum(n for n, _ in parts)
-  return sum(n * size for n, size in parts) / steps if parts else None
 
 
 def _number(value):
@@ -242,11 +229,6 @@ class Point:
   def crowded(self) -> bool:
     """Whether devices shared cores in any of the runs."""
     return any(r.crowded for r in self.runs.values())
-
-  @property
-  def megabytes(self) -> summaries.Summary | None:
-    """MB that a step sends, over the seeds for which it is known."""
-    return self.summarize(lambda run: run.megabytes)
 
   def summarize(self, value: Callable[[Run], float | None]) -> summaries.Summary | None:
     """Returns the summary of a number of each run, without those that have none."""

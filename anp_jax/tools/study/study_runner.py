@@ -123,11 +123,6 @@ def record(study: Study, cell: grid.Cell) -> dict:
   return files.read_json(os.path.join(study.workdir(cell), ENDED)) or {}
 
 
-def write_record(study: Study, cell: grid.Cell, values: dict) -> None:
-  """Replaces a run's `record`."""
-  files.write_json(os.path.join(study.workdir(cell), ENDED), values)
-
-
 def is_finished(study: Study, cell: grid.Cell) -> bool:
   """Returns whether the run of exactly this config has finished."""
   config = _as_saved(study.config(cell))
@@ -190,7 +185,8 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
 def _write_end(study, cell, cores, **more):
   """Writes the `record` of a run that has finished."""
   config = _as_saved(study.config(cell))
-  write_record(study, cell, {'config': config, 'cores': cores, **more})
+  end = {'config': config, 'cores': cores, **more}
+  files.write_json(os.path.join(study.workdir(cell), ENDED), end)
 
 
 def first_error(log: str) -> str:

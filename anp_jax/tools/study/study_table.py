@@ -37,7 +37,7 @@ def speed(
   ]
   if target is not None:
     columns.append((f'time to {100 * target:g} %', lambda p: reached(p, target)))
-  columns += [('MB sent a step', lambda p: text(p.megabytes, '.2f')), ('seeds', seeds)]
+  columns.append(('seeds', seeds))
   return rows(points, columns)
 
 
@@ -182,7 +182,6 @@ def write_cells(
         'best_accuracy': r.accuracy.max(),
         'seconds': r.ring.seconds if r.ring else r.end,
         'seconds_to_target': target and r.seconds_to(target),
-        'megabytes_per_step': r.megabytes,
         'crowded': r.crowded,
         'mean_staleness': r.mean_staleness,
         'max_staleness': r.max_staleness,

@@ -360,3 +360,22 @@ def test_steps_of_lenet_on_eight_cpus(config):
   assert memory['in_place'] >= 2 * 4 * count
   assert memory['arguments'] >= memory['in_place'] + 2 * 3 * side**2
   assert memory['together'] < memory['arguments'] + memory['temporary'] + 1e4
+
+
+def test_bytes_that_a_ring_sends():
+  """Four devices: each sends 3/4 of what is gathered, twice it for a sum."""
+  rows = [
+    {'kind': 'all-reduce', 'bytes': 4e6, 'permuted': 0, 'conditional': False},
+    {'kind': 'all-gather', 'bytes': 8e6, 'permuted': 0, 'conditional': False},
+  ]
+  each = (2 * 4e6 + 8e6) * 3 / 4
+  assert compiled_collectives.sent(rows, 4) == pytest.approx(4 * each / 1e6, rel=1e-12)
+  # Two groups of two: half of it within each, and half of a sum between them
+  # in one step of eight.
+  rows.append({'kind': 'all-reduce', 'bytes': 6e6, 'permuted': 0, 'conditional': True})
+  each = (2 * 4e6 + 8e6) / 2 + 2 * 6e6 / 2 / 8
+  assert compiled_collectives.sent(rows, 4, 2, 1 / 8) == pytest.approx(4 * each / 1e6)
+  # Two devices swap 100 bytes, and so do two of four.
+  swap = {'kind': 'collective-permute', 'bytes': 100, 'permuted': 200, 'conditional': False}
+  for devices in (2, 4):
+    assert compiled_collectives.sent([swap], devices) == pytest.approx(200 / 1e6)

@@ -16,8 +16,8 @@ from anp_jax.tools.study import (
   local,
   named_strategies,
   slurm,
+  study_results,
   study_runner,
-  traffic,
 )
 from tests import builders, launching, slurm_cluster, study_runs
 
@@ -57,10 +57,7 @@ with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
 
 @pytest.fixture
 def pretend(tmp_path, monkeypatch):
-  """A launcher that notes its calls; cells in `failing` fail, three nodes time no step.
-
-  The counting of traffic, which compiles, is noted too.
-  """
+  """A launcher that notes its calls; cells in `failing` fail, three nodes time no step."""
   script = tmp_path / 'pretend.py'
   script.write_text(_PRETEND)
   (tmp_path / 'failing').write_text('')
@@ -71,21 +68,14 @@ def pretend(tmp_path, monkeypatch):
     del cores
     return [sys.executable, str(script), str(cell.nodes), *study.arguments(cell)]
 
-  def megabytes(study, cell):
-    del study
-    with open(tmp_path / 'calls', 'a') as f:
-      print(f'count-{cell.workers}', file=f)
-    return 3.25
-
   monkeypatch.setattr(local, '_command', command)
-  monkeypatch.setattr(traffic, 'megabytes', megabytes)
   return tmp_path
 
 
 def _calls(pretend):
   calls = (pretend / 'calls').read_text().split()
   (pretend / 'calls').write_text('')
-  return [c for c in calls if not c.startswith('count')]
+  return calls
 
 
 @pytest.mark.slow
@@ -95,10 +85,8 @@ def test_what_is_finished_is_not_run_again(pretend, capsys):
   names = [f'sync-{n}x1-seed{seed}' for seed in (0, 1) for n in (1, 2)]
   assert study_main.main(command) == 0
   calls = (pretend / 'calls').read_text().split()
-  # Traffic is counted once for all seeds.
-  assert calls == [*names, 'count-1', 'count-2']
+  assert calls == names
   first = capsys.readouterr().out
-  assert '3.25 ± 0.00' in first
   assert study_main.main(command) == 0
   assert (pretend / 'calls').read_text().split() == calls
   again = capsys.readouterr().out
@@ -118,39 +106,9 @@ def test_a_stop_after_the_runs_is_one_line(pretend, monkeypatch, capsys):
   def interrupted(*_):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(traffic, 'megabytes', interrupted)
+  monkeypatch.setattr(study_results, 'read', interrupted)
   assert study_main.main(_command(pretend / 'study', '--nodes=1')) == 130
   assert capsys.readouterr().err.splitlines()[-1].startswith('interrupted;')
-
-
-def test_bytes_that_a_ring_sends():
-  """Four devices: each sends 3/4 of what is gathered, twice it for a sum."""
-  rows = [
-    {'kind': 'all-reduce', 'bytes': 4e6, 'permuted': 0, 'conditional': False},
-    {'kind': 'all-gather', 'bytes': 8e6, 'permuted': 0, 'conditional': False},
-  ]
-  each = (2 * 4e6 + 8e6) * 3 / 4
-  assert traffic.sent(rows, 4) == pytest.approx(4 * each / 1e6, rel=1e-12)
-  # Two groups of two: half of it within each, and half of a sum between them
-  # in one step of eight.
-  rows.append({'kind': 'all-reduce', 'bytes': 6e6, 'permuted': 0, 'conditional': True})
-  each = (2 * 4e6 + 8e6) / 2 + 2 * 6e6 / 2 / 8
-  assert traffic.sent(rows, 4, 2, 1 / 8) == pytest.approx(4 * each / 1e6)
-  # Two devices swap 100 bytes, and so do two of four.
-  swap = {'kind': 'collective-permute', 'bytes': 100, 'permuted': 200, 'conditional': False}
-  assert traffic.sent([swap], 2) == traffic.sent([swap], 4) == pytest.approx(200 / 1e6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('strategy, period', [('sync', 1), ('local_sgd', 8)])
-def test_bytes_of_a_compiled_step(strategy, period):
-  """LeNet's 431,080 parameters and 1,000 for colours, in float32."""
-  study = study_runner.Study('configs/lenet.py', {}, 'unused')
-  # Metrics are a few numbers more.
-  want = 4 * 432_080 * 2 / period / 1e6
-  got = traffic.megabytes(study, grid.Cell(strategy, 2, 1, 0))
-  assert want <= got < want + 1e-3
-  assert traffic.megabytes(study, grid.Cell(strategy, 1, 1, 0)) == 0
 
 
 @pytest.mark.slow

@@ -22,9 +22,9 @@ def test_a_runs_numbers_in_closed_form(tmp_path):
     [
       {'step': 1},  # timed by nothing
       {'step': 8, 'seconds': 7 / 4, 'images_per_second': 40.0},
-      {'step': 12, 'seconds': 2.0, 'images_per_second': 20.0, 'megabytes_per_update': 6.0},
+      {'step': 12, 'seconds': 2.0, 'images_per_second': 20.0},
       # Continued after a stop: one step of this interval went untimed.
-      {'step': 22, 'seconds': 9 / 5, 'images_per_second': 50.0, 'megabytes_per_update': 9.5},
+      {'step': 22, 'seconds': 9 / 5, 'images_per_second': 50.0},
     ],
     [
       {'step': 4, 'anp_top1': 0.3},
@@ -41,8 +41,6 @@ def test_a_runs_numbers_in_closed_form(tmp_path):
   # 4 steps of 1/4 s; 8 of them and 2 of 1/2 s; and 2 more, and 10 of 1/5 s.
   np.testing.assert_allclose(run.seconds, [1, 3, 6], rtol=1e-12)
   assert run.accuracy.tolist() == [0.3, 0.6, 0.5]
-  # 4 steps of 6 MB and 10 of 9.5 MB.
-  assert run.megabytes == pytest.approx(119 / 14, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +64,7 @@ def test_one_interval_is_better_than_none(tmp_path):
   train = [{'step': 3, 'seconds': 1.0, 'images_per_second': 20.0}]
   run = study_results.read(study_runs.write(tmp_path, train, [{'step': 3, 'anp_top1': 1.0}]))
   assert run.images_per_second == 20
-  assert (run.megabytes, run.staleness) == (None, {})
+  assert run.staleness == {}
 
 
 def test_speed_ups_are_of_the_same_strategy_and_seed():
@@ -142,16 +140,16 @@ def _points(**more):
 
 
 def test_table_says_what_means_nothing():
-  points = _points(megabytes=2.5)
+  points = _points()
   rows = study_table.speed(points, 0.7)
   assert rows[0][:3] == ('strategy', 'nodes', 'devices a node')
   assert rows[0][3:6] == ('images/s', 'over one device', 'over one node')
-  assert rows[0][6:] == ('time to 70 %', 'MB sent a step', 'seeds')
+  assert rows[0][6:] == ('time to 70 %', 'seeds')
   by_place = {row[1:3]: row for row in rows[1:]}
   # Rates 200 and 201, baselines 100 and 101.
   assert by_place['1', '2'][3:6] == ('200 ± 1', '2.00 ± 0.01', '1.00 ± 0.00')
   # Only one seed reached 0.7, at its second evaluation: 2 / 201 s.
-  assert by_place['1', '2'][6:] == ('0.0 s (1 not)', '2.50 ± 0.00', '2')
+  assert by_place['1', '2'][6:] == ('0.0 s (1 not)', '2')
   assert '*' not in ''.join(by_place['1', '2'])
   assert by_place['2', '2'][4].endswith('*')
   notes = '\n'.join(study_table.notes(points, 2))
@@ -159,7 +157,7 @@ def test_table_says_what_means_nothing():
   assert 'mean nothing' not in '\n'.join(study_table.notes(points[:3], 2))
   # Columns that nothing fills are left out.
   head = study_table.speed(_points(), None)[0]
-  assert 'MB sent a step' not in head and not any('time' in h for h in head)
+  assert not any('time' in h for h in head)
 
 
 def _curves(axis):
@@ -198,6 +196,3 @@ def test_figures_hold_the_series(tmp_path):
     plots.save(figure, str(tmp_path / f'{name}.png'))
     assert (tmp_path / f'{name}.png').read_bytes()[:4] == b'\x89PNG'
   assert plots.staleness(_points()) is None
-  (axis,) = plots.traffic(_points(megabytes=2.5)).axes
-  assert _curves(axis)['sync'].tolist() == [[1, 2.5], [2, 2.5], [4, 2.5]]
-  assert plots.traffic(_points()) is None

@@ -168,14 +168,13 @@ def test_accuracy_is_drawn_against_simulated_time_and_workers(tmp_path):
   assert server.lines[0].get_xydata().tolist() == [[4, 0.6], [16, 0.6]]
 
 
-@pytest.mark.parametrize('draw', [plots.staleness, plots.traffic, plots.accuracy])
+@pytest.mark.parametrize('draw', [plots.staleness, plots.accuracy])
 def test_long_names_are_below_the_panels(tmp_path, draw):
   outcome = _outcome(tmp_path)
-  runs = {cell: dataclasses.replace(run, megabytes=3.0) for cell, run in outcome.runs.items()}
   varied = {'mode': 'synchronous', 'look_ahead': 'none', 'backup_workers': '1'}
   points = [
     dataclasses.replace(p, varied={**varied, 'max_staleness': '16'})
-    for p in study_results.points(outcome.cells, runs, {})
+    for p in study_results.points(outcome.cells, outcome.runs, {})
     if p.nodes == 16
   ]
   figure = draw(points, 0.5) if draw is plots.accuracy else draw(points)

@@ -7,15 +7,7 @@ import types
 
 import pytest
 
-from anp_jax.tools.study import (
-  __main__ as study_main,
-  grid,
-  local,
-  study_runner,
-  together,
-  traffic,
-  tune,
-)
+from anp_jax.tools.study import __main__ as study_main, grid, local, study_runner, together, tune
 from tests import study_runs
 
 _LENET, _RATE = study_runs.LENET, grid.RATE
@@ -232,7 +224,6 @@ def test_a_command_that_tunes_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
     lambda study, cell, _: [sys.executable, str(tmp_path / 'pretend.py'), *study.arguments(cell)],
   )
   monkeypatch.setattr(together, 'groups', lambda study, cells, _: [(cell,) for cell in cells])
-  monkeypatch.setattr(traffic, 'megabytes', lambda *_: 1.0)
   command = [
     'strategies',
     f'--config={_LENET}',
