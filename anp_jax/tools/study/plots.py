@@ -15,8 +15,6 @@ _MARKERS = 'osD^vP'
 _MODEL = 110  # letters of a model's name below a chart
 _SERIES = 30  # letters of a name that a panel has room for
 _LETTERS = 12  # of a legend's names, in an inch
-_TITLE = 48  # letters of a panel's title
-_MOST_PANELS = 6
 _AT_THE_END = 'Accuracy at the end'
 # matplotlib declares the type of each setting.
 _STYLE: Any = drawing.STYLE | {'axes.grid.axis': 'both'}
@@ -58,50 +56,31 @@ def accuracy(points: list[study_results.Point], target: float | None) -> matplot
 
   With simulated workers, time is theirs, and a panel shows the accuracy by their
   number. Curves are those of each series' largest cell, and of the smallest cell
-  in grey; bands reach from the lowest seed to the highest. Where several strategies
-  have the same varied keys, each combination of their values has a panel against time.
+  in grey; bands reach from the lowest seed to the highest.
   """
   simulated = any(p.simulated for p in points)
   time = 'simulated seconds' if simulated else 'seconds of training'
   done = [p for p in points if p.runs]
   largest = {p.series: p for p in sorted(done, key=lambda p: p.workers)}
   first = min(done, key=lambda p: p.workers)
-  combinations = _combinations(list(largest.values()))
-  panels = _size_panels(points, target, simulated) if not combinations else []
-  figure, axes = _figure((len(combinations) or 2) + len(panels))
-  if combinations:
-    styles = _line_styles(p.strategy for p in done)
-    for axis, (title, chosen) in zip(axes, combinations.items()):
-      axis.set(title=drawing.shortened(title, _TITLE), xlabel=time)
-      for p in chosen:
-        _curve(axis, p, 1, label=p.strategy, **styles[p.strategy])
-  else:
-    axes[0].set(title='Accuracy against samples', xlabel='images trained on')
-    axes[1].set(title='Accuracy against time', xlabel=time)
-    looks = _looks(points)
-    curves = [(p, looks[p.series][0]) for p in largest.values()]
-    curves += [(first, drawing.GREY)] * (first not in largest.values())
-    for p, colour in curves:
-      for x, axis in enumerate(axes[:2]):
-        _curve(axis, p, x, label=p.label, color=colour)
-  for axis in axes[: len(axes) - len(panels)]:
+  panels = _size_panels(points, target, simulated)
+  figure, axes = _figure(2 + len(panels))
+  axes[0].set(title='Accuracy against samples', xlabel='images trained on')
+  axes[1].set(title='Accuracy against time', xlabel=time)
+  styles = _line_styles(p.series for p in done)
+  curves = [(p, styles[p.series]) for p in largest.values()]
+  curves += [(first, {'color': drawing.GREY})] * (first not in largest.values())
+  for x, axis in enumerate(axes[:2]):
     drawing.percent(axis.yaxis)
-  for axis, (title, value) in zip(axes[len(axes) - len(panels) :], panels):
+    for p, style in curves:
+      _curve(axis, p, x, label=p.label, **style)
+  for axis, (title, value) in zip(axes[2:], panels):
     axis.set(title=title, xlabel=_size(simulated))
     _series(axis, _both_levels(points), _workers, value)
     if title == _AT_THE_END:
       drawing.percent(axis.yaxis)
   _add_legends(figure, axes)
   return figure
-
-
-def _combinations(points):
-  """The points of each combination of varied values; {} if one has a strategy alone."""
-  groups = collections.defaultdict(list)
-  for p in points:
-    groups[', '.join(f'{k}={v}' for k, v in p.varied.items())].append(p)
-  has_several = 1 < len(groups) <= _MOST_PANELS and min(map(len, groups.values())) > 1
-  return groups if has_several else {}
 
 
 def _line_styles(names):
