@@ -71,7 +71,6 @@ def test_a_fusion_learns_and_says_what_each_network_contributes(fusion, capsys):
     want = contributions[labels == i].mean(0)
     got = [float(row[f'{word}_contribution']) for word in ('adjective', 'noun')]
     np.testing.assert_allclose(got, want, atol=_TOLERANCE)
-  assert (folder / 'contributions.png').stat().st_size > 5000
   # The same of each image by predict, for the pair that it names.
   capsys.readouterr()
   paths = source.removeprefix('features:').replace('{split}', 'validation')

@@ -94,9 +94,6 @@ def _write_figures(place, results):
     what = f'confusion_{part.plural}'
     figures.confusion(place(what, f'{what}.png'), part)
   figures.calibration(place('calibration', 'calibration.png'), results.parts)
-  if len(results.contributions) == 2:
-    path = place('contributions', 'contributions.png')
-    figures.contributions(path, results.contributions, results.parts[0].names)
   if results.training is not None and len(np.unique(results.training)) > 1:
     path = place('sizes', 'class_sizes.png')
     figures.sizes(path, results.parts[0], results.training)

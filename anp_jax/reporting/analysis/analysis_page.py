@@ -63,7 +63,6 @@ _FIGURES = (
   ('pairs', 'Most confused pairs'),
   ('calibration', 'Calibration'),
   ('sizes', 'Accuracy by class size'),
-  ('contributions', 'Contributions of two files of features'),
 )
 
 _UNSEEN = (

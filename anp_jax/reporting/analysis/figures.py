@@ -1,6 +1,5 @@
-"""Figures of an evaluation: confusion, calibration, class sizes, contributions."""
+"""Figures of an evaluation: confusion, calibration, class sizes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from anp_jax.system import drawing
 MOST = 40  # names of a matrix that can be read
 _NUMBERED = 16  # names of one in which numbers can be read
 _NAME = 24  # letters of a name next to an axis
-_NAMED = 6  # classes named at either side of a diagonal
 _FAR = 5  # from the smallest class to the largest; beyond it the axis is log
 
 
@@ -166,27 +164,6 @@ def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
     axis.legend()
     axis.set_ylabel('accuracy')
     axis.set_ylim(-0.03, 1.03)
-
-
-def contributions(path: str, values: dict[str, np.ndarray], names: Sequence[str]) -> None:
-  """Draws each class by what two files of features contribute to its logit.
-
-  Args:
-    path: path of the PNG.
-    values: (classes,) float by name of the file, NaN for a class without examples.
-    names: names of the classes; those furthest from the diagonal are written.
-  """
-  (across, x), (up, y) = values.items()
-  with drawing.figure(path, 6.5, 6.2) as figure:
-    axis = figure.subplots()
-    axis.set_title('Contributions to the logit of the class')
-    axis.plot(x, y, 'o', color=drawing.BLUE, alpha=0.5, markeredgewidth=0)
-    axis.axline((0, 0), slope=1, color=drawing.GREY, linewidth=1, linestyle='--')
-    order = np.argsort(np.nan_to_num(x - y))
-    for i in {*order[:_NAMED], *order[-_NAMED:]}:
-      axis.annotate(names[i], (x[i], y[i]), fontsize=8)
-    axis.set_xlabel(across)
-    axis.set_ylabel(up)
 
 
 def _size_axis(axis, sizes):
