@@ -5,6 +5,8 @@ import math
 import statistics
 import time
 
+import numpy as np
+
 from anp_jax.config import saved_run
 from anp_jax.reporting import metric_lines, report_kit, telemetry
 from anp_jax.training import metric_labels
@@ -12,6 +14,9 @@ from anp_jax.training import metric_labels
 
 def load(workdir: str, batch_size: int = 0) -> tuple[list[dict], list[dict]]:
   """Returns the lines of training and of validation, each step once, in order.
+
+  Where steps were timed, each line has 'trained_seconds', the time of training until then. A
+  step takes the mean time of its interval, so a run that was stopped and resumed has no gap.
 
   Args:
     workdir: folder of the run.
@@ -27,20 +32,16 @@ def load(workdir: str, batch_size: int = 0) -> tuple[list[dict], list[dict]]:
   lines = [train[step] for step in sorted(train)]
   timed = [line for line in lines if 'images_per_second' in line]
   batch_size = batch_size or saved_run.read(workdir).get('batch_size', 0)
-  if batch_size:
-    for line, seconds in zip(timed, interval_seconds(timed, batch_size)):
-      line['seconds'] = seconds
-  return lines, [validation[step] for step in sorted(validation)]
-
-
-def interval_seconds(timed: list[dict], batch_size: int) -> list[float]:
-  """Returns the seconds of all steps since the line before, for each line with a rate.
-
-  A step takes the mean time of its interval, so a run that was stopped and resumed has no gap.
-  """
   ends = [0] + [line['step'] for line in timed]
-  steps = (end - begin for begin, end in itertools.pairwise(ends))
-  return [n * batch_size / line['images_per_second'] for n, line in zip(steps, timed)]
+  if batch_size:
+    for line, (begin, end) in zip(timed, itertools.pairwise(ends)):
+      line['seconds'] = (end - begin) * batch_size / line['images_per_second']
+  scored = [validation[step] for step in sorted(validation)]
+  if timed:
+    clock = np.cumsum([0] + [line['seconds'] for line in timed])
+    for line in lines + scored:
+      line['trained_seconds'] = float(np.interp(line['step'], ends, clock))
+  return lines, scored
 
 
 def scores(train: list[dict], validation: list[dict]) -> report_kit.Table | None:

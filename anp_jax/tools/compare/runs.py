@@ -4,8 +4,6 @@ import dataclasses
 import glob
 import os
 
-import numpy as np
-
 from anp_jax import config as config_lib
 from anp_jax.config import saved_run, strategy as strategy_lib, trust
 from anp_jax.reporting import run_page, telemetry
@@ -26,8 +24,8 @@ class Run:
     path: folder of the run.
     name: shortest end of the path that no other run has.
     config: values by dotted key.
-    train: lines of training from `run_tables.load`, each with the 'images' and
-      'trained_seconds' until then where they are known.
+    train: lines of training from `run_tables.load`, each with the 'images' until then where
+      they are known.
     validation: lines of validation, likewise.
     facts: facts of its page about the network and the devices; {} before its end.
     is_finished: whether it has ended; None: unknown.
@@ -130,22 +128,9 @@ def _models(workdir, config):
 
 def _lines(folder, config):
   """The lines of training and of validation, as `Run` has them."""
-  train, validation = run_tables.load(folder, config['batch_size'])
-  return _placed(train, train, config), _placed(validation, train, config)
-
-
-def _placed(lines, train, config):
-  """The lines, with the images and the seconds until then."""
   batch_size = config['batch_size']
-  timed = [r for r in train if 'seconds' in r]
-  ends = [0] + [r['step'] for r in timed]
-  clock = np.cumsum([0] + [r['seconds'] for r in timed])
-  result = []
-  for line in lines:
-    line = dict(line)
-    if batch_size:
+  train, validation = run_tables.load(folder, batch_size)
+  if batch_size:
+    for line in train + validation:
       line['images'] = line['step'] * batch_size
-    if timed:
-      line['trained_seconds'] = float(np.interp(line['step'], ends, clock))
-    result.append(line)
-  return result
+  return train, validation

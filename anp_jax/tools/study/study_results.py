@@ -80,8 +80,7 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
   """Reads the numbers of a finished run.
 
   The rate leaves out the first interval of the log, which holds what is slow only once, and
-  the last one of an emulated run, whose numbers are read a step earlier than the others'. A
-  step takes the mean time of its interval, so a run that was stopped and resumed has no gap.
+  the last one of an emulated run, whose numbers are read a step earlier than the others'.
 
   Args:
     workdir: folder of the run.
@@ -95,10 +94,7 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
   if strategy_lib.declared(config.get('strategy.name', 'sync')).keeps_models_apart:
     return _read_ring(workdir, crowded)
   batch_size = config['batch_size']
-  lines: dict[str, dict[int, dict]] = {'train': {}, 'validation': {}}
-  for record in telemetry.read(workdir):
-    lines.setdefault(record['kind'], {})[record['step']] = record
-  train = [lines['train'][s] for s in sorted(lines['train'])]
+  train, validation = run_tables.load(workdir, batch_size)
   timed = [r for r in train if 'images_per_second' in r]
   if not timed:
     raise config_lib.ConfigError('no step was timed; config.duration: expected more than one step')
@@ -106,12 +102,8 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
   if config.get('emulate.enabled'):
     counted = counted[:-1] or counted
   images = sum(r['seconds'] * r['images_per_second'] for r in counted)
-  # Seconds at the end of each interval.
-  ends = np.array([0] + [r['step'] for r in timed])
-  clock = np.cumsum([0, *run_tables.interval_seconds(timed, batch_size)])
-  steps = np.array(sorted(lines['validation']), int)
-  validation = [lines['validation'][s] for s in steps]
-  seconds = np.interp(steps, ends, clock)
+  steps = np.array([r['step'] for r in validation], int)
+  seconds = np.array([r['trained_seconds'] for r in validation])
   if simulated:
     seconds = np.array([r.get(_SIMULATED, np.nan) for r in validation])
   return Run(
