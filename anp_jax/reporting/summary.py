@@ -207,12 +207,12 @@ def cautions(
 
 def is_scored(workdir: str, step: int) -> bool:
   """Returns whether this step's evaluation is in metrics.jsonl."""
-  return any(r['step'] == step for r in _validation(workdir))
+  return any(r['step'] == step for r in telemetry_lib.of_kind(workdir, 'validation'))
 
 
 def last_scores(workdir: str) -> dict:
   """Returns the last evaluation in metrics.jsonl; {} if there is none."""
-  return next(reversed(_validation(workdir)), {})
+  return next(reversed(telemetry_lib.of_kind(workdir, 'validation')), {})
 
 
 def print_scores(step: int, scores: dict, weights: str = '') -> None:
@@ -277,10 +277,6 @@ def hardware(mesh: jax.sharding.Mesh) -> dict[str, object]:
     **{name: version for name, version in process_info.versions().items() if version},
     'Python': platform.python_version(),
   }
-
-
-def _validation(workdir):
-  return [r for r in telemetry_lib.read(workdir) if r['kind'] == 'validation']
 
 
 def _count(params) -> int:

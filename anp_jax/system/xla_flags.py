@@ -58,7 +58,7 @@ EMULATED = (Setting('xla_disable_hlo_passes', 'cpu-all-reduce-combiner', 'cpu'),
 
 # The share of a GPU's memory, which training owns: 0.75, the default, leaves a quarter of
 # it unused. JAX refuses to start with both names, the present one and that of before.
-_MEMORY = 'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+MEMORY = 'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'
 _MEMORY_SHARE = '0.85'
 _CUDA_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin')
 _GOOGLE = '0x1ae0'  # vendor in PCI's list
@@ -102,8 +102,8 @@ def enable(
     return []
   here = platform(environment)
   variables = {}
-  if here == 'gpu' and not any(name in environment for name in _MEMORY):
-    variables[_MEMORY[0]] = _MEMORY_SHARE
+  if here == 'gpu' and not any(name in environment for name in MEMORY):
+    variables[MEMORY[0]] = _MEMORY_SHARE
   spare = spare or SPARE_THREADS * emulated
   if spare and not threads:
     threads = cores.count() + spare

@@ -151,7 +151,7 @@ def text(evaluation: dict, results: results_lib.Results) -> str:
 
 def _best_and_worst(results):
   rows = [r for r in results.classes() if r['images']]
-  rows.sort(key=lambda r: (r['recall'], r['f1']))
+  rows.sort(key=lambda r: (r['top1'], r['f1']))
   if not rows:
     return []
 

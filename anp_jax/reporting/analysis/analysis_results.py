@@ -318,7 +318,6 @@ def _table(part, first_columns, shares):
     'top1': part.recalls,
     **shares,
     'precision': part.precisions,
-    'recall': part.recalls,
     'f1': part.f1,
     **part.ranking,
   }

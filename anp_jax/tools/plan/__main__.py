@@ -5,7 +5,7 @@
 
 predicts, for each number of nodes, images/s, the parts of a step's time, memory,
 and time and device-hours to the run's end, as a table, as a figure with
---out=FILE.png or --workdir=DIR, and as JSON on the last line.
+--out=FILE.png, and as JSON on the last line.
 --strategies=sync,fsdp,local_sgd,parameter_server:async compares strategies;
 --config.KEY=VALUE holds for all of them.
 
@@ -29,12 +29,11 @@ and 90 % interval by row, and their means and coverage. docs/planner.md explains
 more.
 
 Status 0; 1: nothing reaches the target; 2: bad input, or a config that fits none
-of the sizes. Flags may be typed with hyphens or underscores.
+of the sizes.
 """
 
 import json
 import os
-import re
 import sys
 
 from anp_jax.config import argument_parser, command_line, exits
@@ -47,7 +46,7 @@ from anp_jax.tools.plan import plan_tables, sizes
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
   overrides, rest = command_line.split_overrides(arguments)
-  flags = _flags([_underscored(a) for a in rest])
+  flags = _flags(rest)
   known_tables = plan_tables.load(flags.entries)
   if flags.check:
     return _check()
@@ -62,14 +61,6 @@ def main(arguments: list[str]) -> int:
   return planning.run(known_tables, flags, overrides)
 
 
-def _underscored(argument: str) -> str:
-  """A flag whose name has underscores instead of hyphens."""
-  name, equals, value = argument.partition('=')
-  if re.fullmatch(r'--\w[\w-]*', name):
-    name = f'--{name[2:].replace("-", "_")}'
-  return name + equals + value
-
-
 def _flags(arguments):
   parser = argument_parser.Parser(prog='python -m anp_jax.tools.plan', description=__doc__)
   add = parser.add_argument
@@ -78,7 +69,6 @@ def _flags(arguments):
   add('--nodes', default='', help='such as 1,2,4 or 1,2,4,...,512')
   add('--devices_per_node', type=int, help="default: 8; --measure: this host's")
   add('--link', default='', metavar='NAMExPORTS', help='ports of a node')
-  add('--node_link', default='', help="within a node (default: the device's)")
   add('--software', default='anp_jax', help='tuned, anp_jax, framework (default: %(default)s)')
   add('--data_sheet', action='store_true', help="leave out the device's own published rates")
   add('--strategies', default='', help="such as sync,fsdp (default: config's)")
@@ -102,7 +92,6 @@ def _flags(arguments):
   add('--restart_seconds', type=float, default=180, help=f'{restart} (default: %(default)g)')
   add('--elastic_seconds', type=float, default=10, help=f'{elastic} (default: %(default)g)')
   add('--out', default='', metavar='FILE.png', help='output figure')
-  add('--workdir', default='', metavar='DIR', help='folder for plan.png and plan.json')
   add('--check', action='store_true', help='comparison with published rates')
   add('--list', action='store_true', help='table of devices and links')
   entries = 'TOML file with devices and links of yours; see anp_jax/tools/plan/*.toml'

@@ -19,7 +19,7 @@ import ml_collections
 from anp_jax import config as config_lib, experiment
 from anp_jax.costs import hardware, work
 from anp_jax.runtimes.calibration import workloads
-from anp_jax.system import compile_cache, compute_dtype, cores, memory, stopwatch
+from anp_jax.system import compile_cache, compute_dtype, cores, memory, stopwatch, xla_flags
 from anp_jax.tools.plan import plan_tables, sizes
 
 _TURNS = 5
@@ -28,7 +28,6 @@ _MOST_SECONDS = 10.0  # of the turns of one batch size
 _UNKNOWN = {'gpu': 'l40s', 'tpu': 'tpu-v4'}
 # JAX may use this share of a GPU's memory unless a variable says otherwise;
 # `memory_stats` counts no more.
-_SHARE_NAMES = ('XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION')
 _SHARE = 0.75
 
 
@@ -168,7 +167,7 @@ def _memory(device) -> float:
   limit = memory.of_device(device, 'bytes_limit')
   if device.platform != 'gpu':
     return limit
-  shares = [os.environ[n] for n in _SHARE_NAMES if os.environ.get(n)]
+  shares = [os.environ[n] for n in xla_flags.MEMORY if os.environ.get(n)]
   return limit / float(shares[0] if shares else _SHARE)
 
 

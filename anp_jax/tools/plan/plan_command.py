@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import re
 
 import ml_collections
@@ -12,7 +11,7 @@ import ml_collections
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, errors, outputs, strategy as strategy_lib
 from anp_jax.data import sources
-from anp_jax.system import compute_dtype, files, progress
+from anp_jax.system import compute_dtype, progress
 from anp_jax.tools import flag_values, input_cost
 from anp_jax.tools.plan import (
   machines as machines_lib,
@@ -45,7 +44,7 @@ _NAMES = (*strategy_lib.BUILT_IN, _FSDP, *_SERVERS)
 def run(
   known_tables: plan_tables.Tables, flags: argparse.Namespace, overrides: dict[str, str]
 ) -> int:
-  """Prints the plan and writes its files; returns the exit status.
+  """Prints the plan and draws it; returns the exit status.
 
   Raises:
     ConfigError: for whatever is wrong with the flags or the config.
@@ -99,7 +98,8 @@ def run(
   if machines[0].measurement:
     result['measured'] = machines[0].measurement.to_json()
   status = _show(flags, plans, result)
-  _write(flags, title, plans, result, machines_lib.published_rates(machines[0], cost))
+  if flags.out:
+    _draw(flags.out, title, plans, machines_lib.published_rates(machines[0], cost))
   print(json.dumps(result))
   return status
 
@@ -181,8 +181,6 @@ def _check_values(flags):
     )
   if flags.out:
     outputs.check_file('--out', flags.out, ('.png',))
-  if flags.workdir:
-    outputs.check_folder('--workdir', flags.workdir)
   if flags.input_rate != _MEASURED and not re.fullmatch(r'\d+(\.\d*)?', flags.input_rate):
     raise config_lib.ConfigError(
       f'--input_rate={flags.input_rate!r}: expected {_MEASURED}, or images/s of a node'
@@ -270,9 +268,8 @@ def _configs(flags, overrides) -> dict[str, ml_collections.ConfigDict]:
 def _check_sizes(known_tables, flags, configs):
   """Refuses sizes and links before anything is counted or timed."""
   counts = flag_values.numbers('--nodes', flags.nodes)
-  for flag in ('link', 'node_link'):
-    if getattr(flags, flag):
-      known_tables.link(f'--{flag}', getattr(flags, flag))
+  if flags.link:
+    known_tables.link('--link', flags.link)
   if max(counts) * flags.devices_per_node > sizes.MOST_DEVICES:
     raise config_lib.ConfigError(
       f'--nodes={flags.nodes}: {max(counts) * flags.devices_per_node:,} '
@@ -300,14 +297,8 @@ def _check_that_some_run(plans):
     raise config_lib.ConfigError(f'the config fits none of these sizes: {points[0].why_not}')
 
 
-def _write(flags, title, plans, result, rates):
-  """Writes the figure and the JSON, where the flags name a place."""
-  paths = [flags.out] if flags.out else []
-  if flags.workdir:
-    os.makedirs(flags.workdir, exist_ok=True)
-    paths.append(os.path.join(flags.workdir, 'plan.png'))
-    files.write_json(os.path.join(flags.workdir, 'plan.json'), result)
+def _draw(path, title, plans, rates):
+  """Draws the plans that have a size that runs."""
   running = {name: points for name, points in plans.items() if any(p.runs for p in points)}
-  for path in paths:
-    plan_page.draw(path, title, running, rates)
-    print(f'\nplan: {path}')
+  plan_page.draw(path, title, running, rates)
+  print(f'\nplan: {path}')

@@ -122,7 +122,7 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
 
 def accuracy(workdir: str) -> float | None:
   """Returns the last accuracy on the validation set; None of a run without one."""
-  scored = [r for r in telemetry.read(workdir) if r['kind'] == 'validation']
+  scored = telemetry.of_kind(workdir, 'validation')
   return scored[-1]['anp_top1'] if scored else None
 
 

@@ -89,7 +89,7 @@ def test_flags_of_what_follows_a_loss(capsys, priors_only):
     return point['goodput']['requeued'], point['goodput']['elastic']
 
   requeued, elastic = shares()
-  assert shares('--restart-seconds=600') < (requeued, elastic)
+  assert shares('--restart_seconds=600') < (requeued, elastic)
   # Longer pauses cost the others alone, and so do longer repairs.
   for flag in ('--elastic_seconds=600', '--repair=10'):
     again, slower = shares(flag)
