@@ -73,13 +73,6 @@ def truncate_after(workdir: str, step: int) -> None:
   files.write_atomic(os.path.join(workdir, METRICS), ''.join(json.dumps(r) + '\n' for r in records))
 
 
-def elapsed(seconds: float) -> str:
-  """Returns a time as 1:02:03, or 4:05 below one hour."""
-  minutes, second = divmod(round(seconds), 60)
-  hour, minute = divmod(minutes, 60)
-  return f'{hour}:{minute:02}:{second:02}' if hour else f'{minute}:{second:02}'
-
-
 class Writer(Protocol):
   """A further destination of metrics."""
 
@@ -307,7 +300,7 @@ class Telemetry:
       fields['input'] = f'input wait {100 * values["input_wait"]:.1f}%'
     if 'mfu' in values:
       fields['MFU'] = f'MFU {100 * values["mfu"]:.1f}%'
-    fields['ETA'] = f'ETA {elapsed(self._rates.seconds_left(step))}'
+    fields['ETA'] = f'ETA {progress.duration(self._rates.seconds_left(step))}'
     return fields
 
   def _draw(self):

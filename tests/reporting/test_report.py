@@ -105,7 +105,7 @@ def test_speed_and_time_equal_those_of_the_jsonl(tmp_path, no_figure):
   assert rows['images/s (median)'] == [f'{speed:.0f}']
   assert rows['input wait (median)'] == [f'{100 * wait:.1f}%']
   assert rows['MFU (median)'] == ['41.2%']
-  assert rows['training time'] == ['1:01:30 without pauses']
+  assert rows['training time'] == ['1 h 01 min without pauses']
   assert rows['trained'] == ['epoch 30, step 600']
   assert rows['peak memory'] == ['1.5 GB']
   assert rows['ratio'] == ['0.333333']
@@ -120,7 +120,7 @@ def test_training_time_has_no_gap_where_a_run_was_resumed(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps(config))
   train, validation = run_tables.load(str(tmp_path))
   assert run_tables.result(train, validation)['seconds'] == 20
-  assert dict(run_tables.facts(train, validation))['training time'] == '0:20 without pauses'
+  assert dict(run_tables.facts(train, validation))['training time'] == '20.0 s without pauses'
   assert run_tables.durations(str(tmp_path), train) == {'steps': 15, 'waiting for input': 5}
 
 

@@ -152,7 +152,7 @@ def test_the_bar_says_where_the_time_went(page):
     'waiting for input': 6.667,
     'evaluating': 23.333,
   }
-  assert '5:00 in all.' in page.text
+  assert '5 min 00 s in all.' in page.text
 
 
 def test_a_later_evaluation_takes_the_place_of_the_first(workdir, tmp_path):

@@ -5,9 +5,9 @@ import io
 import os
 
 from anp_jax.data import vocabulary
-from anp_jax.reporting import report_kit, telemetry
+from anp_jax.reporting import report_kit
 from anp_jax.reporting.analysis import analysis_page as evaluation_page
-from anp_jax.system import drawing
+from anp_jax.system import drawing, progress
 
 _COLORS = {
   'start': '#56b4e9',
@@ -71,11 +71,11 @@ def _time(times, facts):
       {
         'percent': percent,
         'color': _COLORS.get(what, drawing.GREY),
-        'text': f'{what} {telemetry.elapsed(seconds)} ({percent:.1f}%)',
+        'text': f'{what} {progress.duration(seconds)} ({percent:.1f}%)',
       }
     )
   if segments or facts:
-    return {'total': telemetry.elapsed(total), 'segments': segments, 'facts': facts}
+    return {'total': progress.duration(total), 'segments': segments, 'facts': facts}
   return None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from anp_jax.config import saved_run
 from anp_jax.reporting import metric_lines, report_kit, telemetry
+from anp_jax.system import progress
 from anp_jax.training import metric_labels
 
 
@@ -64,7 +65,7 @@ def facts(train: list[dict], validation: list[dict]) -> list[tuple]:
   ends = train[-1:] + validation[-1:]
   rows = [('trained', _where(max(ends, key=lambda r: r['step'])))]
   seconds = sum(r.get('seconds', 0) for r in train)
-  rows.append(('training time', f'{telemetry.elapsed(seconds)} without pauses'))
+  rows.append(('training time', f'{progress.duration(seconds)} without pauses'))
   # The median: the first interval may hold a compilation.
   for name, label, form in (
     ('images_per_second', 'images/s (median)', '{:.0f}'),

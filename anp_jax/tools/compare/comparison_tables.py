@@ -5,6 +5,7 @@ import math
 
 from anp_jax.reporting import metric_lines, telemetry
 from anp_jax.reporting.run_page import run_tables
+from anp_jax.system import progress
 from anp_jax.tools.compare import runs as runs_lib
 from anp_jax.training import metric_labels
 
@@ -127,7 +128,7 @@ def _text(value, form):
 def _time(run):
   if not any('seconds' in line for line in run.train):
     return NONE
-  return telemetry.elapsed(sum(line.get('seconds', 0) for line in run.train))
+  return progress.duration(sum(line.get('seconds', 0) for line in run.train))
 
 
 def _restarts(run):

@@ -78,7 +78,7 @@ def test_results_are_those_of_the_files(tmp_path):
     'epochs': ('3', '3'),
     'steps': ('30', '30'),
     'finished': ('yes', 'no'),
-    'training time': ('0:15', '0:15'),
+    'training time': ('15.0 s', '15.0 s'),
     'images/s (median)': ('64', '64'),
     'parameters': ('1,234', '-'),
     'devices': ('8 x cpu', '-'),
@@ -146,7 +146,7 @@ def test_torn_lines_and_runs_without_any(tmp_path, no_figure):
   assert cells['steps'] == ('20', '-')
   assert cells['loss, last validation'] == ('2.25', '-')
   assert cells['loss, last training'] == ('1', '-')
-  assert cells['training time'] == ('0:10', '-')
+  assert cells['training time'] == ('10.0 s', '-')
   text = comparison_page.write([new], str(tmp_path / 'page.html'))
   assert 'the configs do not differ' in text and '*' not in text
 
