@@ -8,7 +8,6 @@ from anp_jax.reporting import report_kit
 from anp_jax.system import drawing, progress
 from anp_jax.tools.plan import intervals, points as points_lib
 
-_PARTS = ('compute', 'communication', 'input', 'fixed')
 # Columns: their heads and the texts of a point.
 _COLUMNS: dict[str, Callable[[points_lib.Point], str]] = {
   'strategy': lambda p: p.strategy,
@@ -124,7 +123,7 @@ def draw(
   plans: Mapping[str, Sequence[points_lib.Point]],
   published: Sequence[tuple[str, int, float]] = (),
 ) -> None:
-  """Draws images/s, their intervals and the parts of a step against devices, with the ideal line.
+  """Draws images/s and their intervals against devices, with the ideal line.
 
   Args:
     path: path of a PNG file.
@@ -132,11 +131,9 @@ def draw(
     plans: points by strategy.
     published: (name, devices, images/s) of rates that others measured.
   """
-  with drawing.figure(path, 9, 3.9, style={'axes.grid.axis': 'both'}) as figure:
-    figure.suptitle(drawing.shortened(title, 90), fontsize=10)
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _draw_rates(left, plans, published)
-    _draw_parts(right, plans)
+  with drawing.figure(path, 7, 3.9, style={'axes.grid.axis': 'both'}) as figure:
+    figure.suptitle(drawing.shortened(title, 70), fontsize=10)
+    _draw_rates(figure.subplots(), plans, published)
 
 
 def _draw_rates(axis, plans, published):
@@ -175,20 +172,6 @@ def _styles():
   """Colours and line styles of curves: all colours, then again with another style."""
   pairs = itertools.product(('-', ':', '-.'), drawing.COLOURS)
   return itertools.cycle((colour, line) for line, colour in pairs)
-
-
-def _draw_parts(axis, plans):
-  """Draws the parts of the step time of the first strategy."""
-  name, points = next(iter(plans.items()))
-  running = [p for p in points if p.runs]
-  x = [p.cluster.size for p in running]
-  shares = [[p.seconds[part] / sum(p.seconds.values()) for p in running] for part in _PARTS]
-  colours = (drawing.BLUE, drawing.ORANGE, drawing.PURPLE, drawing.GREY)
-  axis.stackplot(x, shares, colors=colours, labels=_PARTS, alpha=0.85)
-  axis.set(title=f'Share of a step, {name}', xscale='log', xlabel='devices', ylim=(0, 1))
-  drawing.percent(axis.yaxis)
-  axis.legend(loc='lower left', fontsize=8)
-  _ticks(axis, x)
 
 
 def _ticks(axis, sizes):

@@ -187,9 +187,7 @@ def test_a_link_that_a_torus_does_not_use_is_named(capsys, priors_only):
 
 def test_each_of_many_curves_has_its_own_style(tmp_path, monkeypatch):
   axes = []
-  monkeypatch.setattr(
-    plan_page, '_draw_parts', lambda axis, plans: axes.append(axis.figure.axes[0])
-  )
+  monkeypatch.setattr(plan_page, '_ticks', lambda axis, sizes: axes.append(axis))
   points = [
     points_lib.Point('sync', collectives.Cluster(n, 1, None, None), rate=n, efficiency=1.0)
     for n in (1, 2)
