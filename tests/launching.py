@@ -44,12 +44,15 @@ QUICK = {
 }
 
 
-def python(
-  *arguments, timeout=300, folder=ROOT, text='', **environment
+def command(
+  *words, status=0, folder=ROOT, text='', timeout=300, **environment
 ) -> subprocess.CompletedProcess:
-  """Runs Python with these arguments and variables, and a text to read, to its end."""
-  return subprocess.run(
-    [sys.executable, *map(str, arguments)],
+  """Runs a command to its end, with these variables and a text to read.
+
+  Asserts that it ends with the status, where that is not None.
+  """
+  done = subprocess.run(
+    [*map(str, words)],
     cwd=folder,
     env={**os.environ, **environment},
     input=text,
@@ -58,6 +61,13 @@ def python(
     errors='replace',
     timeout=timeout,
   )
+  assert status in (None, done.returncode), done.stdout + done.stderr
+  return done
+
+
+def python(*arguments, status=None, **options) -> subprocess.CompletedProcess:
+  """Runs Python with these arguments as `command` does; it may end with any status."""
+  return command(sys.executable, *arguments, status=status, **options)
 
 
 class Program(subprocess.Popen):
@@ -72,15 +82,16 @@ class Program(subprocess.Popen):
     super().__exit__(*error)
 
 
-def start(*arguments, **environment) -> Program:
-  """Starts Python in the checkout with these arguments and variables.
+def start(*arguments, folder=ROOT, **environment) -> Program:
+  """Starts Python with these arguments and variables, and none of a Slurm job's.
 
   As a terminal does, it gives the process a group of its own.
   """
+  inherited = {k: v for k, v in os.environ.items() if not k.startswith('SLURM_')}
   return Program(
     [sys.executable, *map(str, arguments)],
-    cwd=ROOT,
-    env={**os.environ, 'PYTHONPATH': str(ROOT), **environment},
+    cwd=folder,
+    env={**inherited, 'PYTHONPATH': str(ROOT), **environment},
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -224,8 +235,7 @@ def ended(folder, codes, main_arguments, devices=1, **more) -> list[str]:
 
 def replayed(workdir) -> str:
   """Replays a run of parameter servers, which must have the same bits; returns the output."""
-  done = python('-m', 'anp_jax.tools.trials.replay', workdir, '--trust', **QUICK)
-  assert done.returncode == 0, done.stdout + done.stderr
+  done = python('-m', 'anp_jax.tools.trials.replay', workdir, '--trust', status=0, **QUICK)
   return done.stdout
 
 

@@ -5,17 +5,13 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 from PIL import Image
 import pytest
 import tensorflow_datasets as tfds
 
 from anp_jax.data.prepare import __main__ as prepare, worker_pool
-from tests import builders
-
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests import builders, launching
 
 
 def photo(seed: int, kind: str = 'JPEG', **options) -> bytes:
@@ -95,21 +91,12 @@ def error(capsys, *arguments, words=()) -> str:
   return line
 
 
-def start(*arguments, **environment) -> subprocess.Popen:
+def start(*arguments, **environment) -> launching.Program:
   """Starts the command as a person types it."""
-  inherited = {k: v for k, v in os.environ.items() if not k.startswith('SLURM_')}
-  return subprocess.Popen(
-    [sys.executable, '-m', 'anp_jax.data.prepare', *map(str, arguments)],
-    cwd=_ROOT,
-    env=inherited | environment,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    start_new_session=True,  # as a terminal gives it a group of its own
-  )
+  return launching.start('-m', 'anp_jax.data.prepare', *arguments, **environment)
 
 
-def finish(process: subprocess.Popen) -> tuple[str, str]:
+def finish(process: launching.Program) -> tuple[str, str]:
   """Waits for a command that succeeds; returns its output and its errors."""
   out, err = process.communicate(timeout=60)
   assert process.returncode == 0, err

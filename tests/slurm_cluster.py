@@ -33,15 +33,9 @@ class Cluster:
 
   def submit(self, script, options, arguments, output, **environment) -> str:
     """Submits a script as it stands; returns the job's number."""
-    done = subprocess.run(
-      ['sbatch', '--parsable', f'--output={output}', *options, script, *arguments],
-      cwd=launching.ROOT,
-      env={**os.environ, **launching.QUICK, 'PYTHON': sys.executable, **environment},
-      capture_output=True,
-      text=True,
-      timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    words = 'sbatch', '--parsable', f'--output={output}', *options, script, *arguments
+    variables = {**launching.QUICK, 'PYTHON': sys.executable, **environment}
+    done = launching.command(*words, timeout=60, **variables)
     job = done.stdout.strip().split(';')[0]
     self._jobs.append(job)
     return job
@@ -97,13 +91,8 @@ def open_cluster(nodes=2):
     pytest.skip('no Slurm cluster here, and no script that starts one')
   if not shutil.which('slurmctld') and not os.path.exists('/usr/sbin/slurmctld'):
     pytest.skip('Slurm is not installed')
-  started = subprocess.run(
-    [_LOCAL, 'start'],
-    env={**os.environ, 'SLURM_LOCAL_NODES': str(nodes)},
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
+  variables = {'SLURM_LOCAL_NODES': str(nodes)}
+  started = launching.command(_LOCAL, 'start', status=None, timeout=120, **variables)
   if started.returncode:
     pytest.skip(f'no Slurm cluster: {started.stderr.strip()[-200:]}')
   text = subprocess.run([_LOCAL, 'env'], capture_output=True, text=True).stdout

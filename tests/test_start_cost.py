@@ -26,8 +26,7 @@ command.main(sys.argv)
 def test_before_its_first_step_a_run_imports_little_and_traces_its_state_once(tmp_path):
   recipe = '--config=configs/resnet_anp.py:tiny'
   flags = '--config.model.name=tests.user_network:SmallNet', f'--workdir={tmp_path}/run'
-  done = launching.python('-c', _PROGRAM, recipe, *flags, timeout=120, **launching.QUICK)
-  assert done.returncode == 0, done.stderr
+  done = launching.python('-c', _PROGRAM, recipe, *flags, status=0, **launching.QUICK)
   *lines, modules = done.stdout.splitlines()
   assert lines.count('traced') == 1
   assert {'jax', 'orbax'} <= set(modules.split())

@@ -8,7 +8,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -16,8 +15,6 @@ import pytest
 from safetensors import numpy as safetensors_numpy
 
 from scripts.bench import _timm_networks
-
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,17 +57,14 @@ def compute(folder, networks: dict, side: int = 64) -> dict[str, Result]:
   Returns:
     The results by the same names.
   """
+  from tests import launching  # the process of timm does without it
+
   require()
   random = np.random.default_rng(0)
   images = random.normal(size=(4, side, side, 3)).astype(np.float32)
   folder = os.fspath(folder)
   np.save(os.path.join(folder, 'images.npy'), images)
-  subprocess.run(
-    [sys.executable, '-m', 'tests.timm_peer', folder, json.dumps(networks)],
-    cwd=_ROOT,
-    check=True,
-    timeout=300,
-  )
+  launching.python('-m', 'tests.timm_peer', folder, json.dumps(networks), status=0)
   return {name: _result(folder, name, images) for name in networks}
 
 

@@ -258,8 +258,7 @@ def test_an_answer_imports_nothing_heavy(arguments, status, words, tmp_path):
   """With modules that fail to import in jax's and TensorFlow's places."""
   for name in ('jax', 'flax', 'optax', 'orbax', 'tensorflow', 'tensorflow_datasets'):
     (tmp_path / f'{name}.py').write_text('raise SystemExit("heavy")')
-  done = launching.python(*arguments, PYTHONPATH=str(tmp_path))
-  assert done.returncode == status
+  done = launching.python(*arguments, status=status, PYTHONPATH=str(tmp_path))
   assert all(word in done.stdout + done.stderr for word in words)
   assert max(map(len, done.stdout.splitlines()), default=0) <= 80
 

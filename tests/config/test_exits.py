@@ -1,13 +1,12 @@
 """How a command ends."""
 
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import exits
+from tests import launching
 
 
 @pytest.mark.parametrize(
@@ -68,9 +67,7 @@ def test_a_reader_may_leave_before_the_end():
 
     raise SystemExit(main([]))
   """
-  process = subprocess.Popen(
-    [sys.executable, '-c', program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-  )
-  assert process.stdout.readline() == 'line\n'
-  process.stdout.close()
-  assert process.stderr.read() == '' and process.wait() == 0
+  with launching.start('-c', program) as process:
+    process.hears('line')
+    process.stdout.close()
+    assert process.stderr.read() == '' and process.wait() == 0

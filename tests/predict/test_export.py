@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import textwrap
 
@@ -29,10 +28,9 @@ from anp_jax.checkpoint.weights import (
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import decode_pillow
 from anp_jax.models import convnext
-from tests import builders, exporting
+from tests import builders, exporting, launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
+_CLOTHING = launching.ROOT.parent / 'shared' / 'data' / 'clothing'
 # With which its logits are of order one, and tell images apart.
 _OF_EFFICIENTNET = {'data__image_size': 72, 'data__resize': 72, 'gain': 2, 'scales': (0.7, 1.3)}
 
@@ -138,12 +136,9 @@ def test_it_runs_with_jax_alone(tmp_path):
   program.write(trained, tmp_path, ('cpu', 'cuda', 'tpu'))
   images = exporting.images(8)
   np.save(tmp_path / 'images.npy', images)
-  subprocess.run(
-    [sys.executable, '-c', textwrap.dedent(_ALONE), tmp_path, tmp_path / 'images.npy'],
-    check=True,
-    cwd=tmp_path,
-    env={k: v for k, v in os.environ.items() if k != 'PYTHONPATH'},
-  )
+  options = {'folder': tmp_path, 'PYTHONPATH': ''}
+  words = '-c', textwrap.dedent(_ALONE), tmp_path, tmp_path / 'images.npy'
+  launching.python(*words, status=0, **options)
   outputs = dict(np.load(tmp_path / 'images.npy.npz'))
   logits = np.asarray(exporting.logits(trained, images))
   # The same operations in float32, fused otherwise: roundings of 6e-8 of
@@ -169,7 +164,7 @@ def test_files_tell_nothing_of_the_machine_and_hold_the_weights_once(tmp_path):
   assert exported.platforms == ('cpu', 'cuda', 'tpu')
   size = sum(x.nbytes for x in jax.tree.leaves((trained.params, trained.stats)))
   assert size < len(contents[program.NAME]) < 1.5 * size + 300_000
-  root, home = str(_ROOT), str(pathlib.Path.home())
+  root, home = str(launching.ROOT), str(pathlib.Path.home())
   places = root, home, sys.prefix, os.path.dirname(jax.__file__), os.getcwd(), '/anp_jax/', '.py'
   for name, content in contents.items():
     assert not [place for place in places if place != '/' and place.encode() in content], name

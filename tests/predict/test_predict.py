@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 from flax import linen as nn
@@ -24,7 +23,7 @@ from anp_jax.data import vocabulary
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.sources import features
 from anp_jax.predict import __main__ as predict, network as network_lib, sheet
-from tests import builders
+from tests import builders, launching
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAIRS = ('big_cat', 'big_dog', 'old_cat', 'old_dog', 'red_car')
@@ -47,7 +46,7 @@ def run(tmp_path_factory):
         picture = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
         picture.save(folder / f'{k}.jpg')
   config = command_line.load(
-    str(_ROOT / 'configs' / 'resnet_anp.py:tiny'),
+    str(launching.ROOT / 'configs' / 'resnet_anp.py:tiny'),
     {
       'model.name': 'tests.user_network:PlainNet',
       'data.source': 'folder',
@@ -334,31 +333,23 @@ def test_a_network_that_diverged_is_refused(config):
     net.names(net.start(np.zeros((8, 32, 32, 3), np.uint8)), 8)
 
 
-def _process(workdir, *arguments, **options):
-  return subprocess.Popen(
-    [
-      sys.executable,
-      '-c',
-      'import sys; from anp_jax.predict import __main__ as predict\n'
-      'status = predict.main(sys.argv)\n'
-      'loaded = {"tensorflow", "tensorboard", "matplotlib"} & {*sys.modules}\n'
-      'sys.exit(f"imported {loaded}" if loaded else status)',
-      f'--checkpoint={workdir}',
-      '--trust',
-      *map(str, arguments),
-    ],
-    cwd=_ROOT,
-    text=True,
-    **options,
+def _process(workdir, *arguments):
+  return launching.start(
+    '-c',
+    'import sys; from anp_jax.predict import __main__ as predict\n'
+    'status = predict.main(sys.argv)\n'
+    'loaded = {"tensorflow", "tensorboard", "matplotlib"} & {*sys.modules}\n'
+    'sys.exit(f"imported {loaded}" if loaded else status)',
+    f'--checkpoint={workdir}',
+    '--trust',
+    *arguments,
   )
 
 
 @pytest.mark.slow
 def test_tensorflow_stays_out_and_a_list_comes_on_stdin(run):
   workdir, tree = run
-  process = _process(
-    workdir, '-', '--top=1', stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-  )
+  process = _process(workdir, '-', '--top=1')
   paths = sorted(str(p) for p in tree.glob('*/*.jpg'))[::-1]
   out, err = process.communicate('\n'.join(paths))
   assert process.returncode == 0, err
@@ -369,7 +360,7 @@ def test_tensorflow_stays_out_and_a_list_comes_on_stdin(run):
 @pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error(run):
   workdir, tree = run
-  process = _process(workdir, *[tree] * 40, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  process = _process(workdir, *[tree] * 40)
   process.stdout.readline()
   process.stdout.close()
   err = process.stderr.read()

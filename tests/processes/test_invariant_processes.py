@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -62,17 +61,7 @@ def _run(folder, recipe, keys, topology, *more):
   command += ['--bind'] * (cores == 'bind')
   command += [f'--config=configs/{recipe}', f'--workdir={folder / "run"}', *more]
   command += [f'--config.{k}={v}' for k, v in (_INVARIANT | keys).items()]
-  done = subprocess.run(
-    command,
-    cwd=launching.ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-    timeout=300,
-    env={**os.environ, 'PYTHON': sys.executable},
-  )
-  assert done.returncode == 0, done.stdout + done.stderr
-  return done.stdout
+  return launching.command(*command, PYTHON=sys.executable).stdout
 
 
 def _results(workdir):

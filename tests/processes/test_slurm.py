@@ -343,15 +343,7 @@ def test_parameter_servers_on_two_nodes_and_their_replay(cluster, tmp_path):
 def test_a_step_sends_little_more_than_it_must(cluster):
   srun = 'srun --nodes=2 --ntasks-per-node=1 --time=5'.split()
   bench = '-m scripts.bench.links --model=lenet --size=64 --batch=8'.split()
-  done = subprocess.run(
-    [*srun, sys.executable, *bench],
-    cwd=launching.ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-    env={**os.environ, 'ANP_RUN_SECRET': '5a' * 32},
-  )
-  assert done.returncode == 0, done.stderr
+  done = launching.command(*srun, sys.executable, *bench, ANP_RUN_SECRET='5a' * 32)
   ratios = json.loads(done.stdout.splitlines()[-1])
   # Statistics, metrics and headers; less than the bound cannot be.
   assert 1 <= ratios['program_over_bound'] < 1.01

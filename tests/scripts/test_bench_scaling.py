@@ -92,8 +92,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, flag, message):
 @pytest.mark.multiprocess
 def test_processes_are_compared_with_one():
   flags = ['--model=tests.user_network:PlainNet', '--size=8', '--batch=4', '--rounds=1']
-  done = launching.python('-m', 'scripts.bench.scaling', *flags, **launching.QUICK)
-  assert done.returncode == 0, done.stdout + done.stderr
+  done = launching.python('-m', 'scripts.bench.scaling', *flags, status=0, **launching.QUICK)
   ratios = json.loads(done.stdout.splitlines()[-1])
   for name in ('sync_over_one', 'sync_over_lockstep', 'apart_over_one'):
     assert ratios[name] > 0

@@ -245,8 +245,7 @@ def test_an_unknown_case_is_answered_with_those_there_are():
 @pytest.mark.soak
 def test_the_last_line_is_of_finite_ratios(tmp_path):
   flags = ['--cases=tiny', '--peers=xla,flax,torch_eager', '--rounds=2', '--steps=3']
-  result = launching.python('-m', 'scripts.bench.step', *flags, f'--profile={tmp_path}')
-  assert not result.returncode, result.stderr
+  result = launching.python('-m', 'scripts.bench.step', *flags, f'--profile={tmp_path}', status=0)
   ratios = json.loads(result.stdout.splitlines()[-1])
   expected = {'tiny_over_flax', 'tiny_compile_over_step', 'tiny_ours_first_step_seconds'}
   if onednn.find():

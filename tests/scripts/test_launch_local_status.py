@@ -1,7 +1,5 @@
 """The status of scripts/launch_local.sh, from those of its processes."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -31,9 +29,8 @@ sys.exit(status)
   ],
 )
 def test_how_often_a_process_is_started_again(end, starts, status):
-  command = ['scripts/restart_on_failure.sh', '3', 'bash', '-c', f'echo started; {end}']
-  done = subprocess.run(command, cwd=launching.ROOT, capture_output=True, text=True)
-  assert (done.returncode, done.stdout) == (status, starts * 'started\n')
+  words = ['scripts/restart_on_failure.sh', '3', 'bash', '-c', f'echo started; {end}']
+  assert launching.command(*words, status=status).stdout == starts * 'started\n'
 
 
 @pytest.mark.parametrize(
@@ -50,12 +47,5 @@ def test_how_often_a_process_is_started_again(end, starts, status):
 def test_a_run_that_goes_on_without_a_lost_process_ends_well(tmp_path, statuses, want):
   program = tmp_path / 'program.py'
   program.write_text(_PROGRAM)
-  environment = {
-    **os.environ,
-    'PROGRAM': str(program),
-    'PYTHON': sys.executable,
-    'STATUSES': statuses,
-  }
-  command = [launching.ROOT / 'scripts/launch_local.sh', '2']
-  done = subprocess.run(command, env=environment, capture_output=True, timeout=60, text=True)
-  assert done.returncode == want, done.stderr
+  environment = {'PROGRAM': str(program), 'PYTHON': sys.executable, 'STATUSES': statuses}
+  launching.command('scripts/launch_local.sh', '2', status=want, timeout=60, **environment)

@@ -1,27 +1,20 @@
 """Tests of sweep.sbatch: a line is words, and nothing of it is executed."""
 
-import os
-import pathlib
-import subprocess
-
 import pytest
 
-_SCRIPT = pathlib.Path(__file__).parents[2] / 'scripts/slurm/sweep.sbatch'
+from tests import launching
 
 
-def _start(folder, line):
-  """Status, and the arguments that train.sbatch was started with."""
+def _start(folder, line, status=0):
+  """The arguments that train.sbatch was started with, and the errors."""
   train = folder / 'scripts' / 'slurm' / 'train.sbatch'
   train.parent.mkdir(parents=True)
   train.write_text('printf "%s\\n" "$@"\n')
   (folder / 'sweep.txt').write_text(f'--config.seed=1\n{line}\n')
-  done = subprocess.run(
-    ['bash', str(_SCRIPT), 'sweep.txt', 'runs', '--config=x.py'],
-    env={**os.environ, 'SLURM_SUBMIT_DIR': str(folder), 'SLURM_ARRAY_TASK_ID': '2'},
-    capture_output=True,
-    text=True,
-  )
-  return done.returncode, done.stdout.splitlines(), done.stderr
+  words = 'bash', 'scripts/slurm/sweep.sbatch', 'sweep.txt', 'runs', '--config=x.py'
+  variables = {'SLURM_SUBMIT_DIR': str(folder), 'SLURM_ARRAY_TASK_ID': '2'}
+  done = launching.command(*words, status=status, **variables)
+  return done.stdout.splitlines(), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -36,13 +29,12 @@ def _start(folder, line):
   ],
 )
 def test_a_line_is_words(tmp_path, line, words):
-  status, arguments, _ = _start(tmp_path, line)
-  assert status == 0
+  arguments, _ = _start(tmp_path, line)
   assert arguments == ['--config=x.py', *words, '--workdir=runs/2']
   assert not (tmp_path / 'ran').exists()
 
 
 def test_a_quote_without_an_end_is_refused(tmp_path):
-  status, arguments, text = _start(tmp_path, "--a='2000 steps")
-  assert status == 2 and not arguments
+  arguments, text = _start(tmp_path, "--a='2000 steps", status=2)
+  assert not arguments
   assert 'error: sweep.txt:2: expected words' in text

@@ -1,10 +1,7 @@
 """The wheel, installed in an environment of its own, in an empty folder."""
 
 import json
-import os
-import pathlib
 import shutil
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -13,8 +10,9 @@ import zipfile
 from PIL import Image
 import pytest
 
+from tests import launching
+
 pytestmark = pytest.mark.slow
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SOURCES = ('anp_jax', 'configs', 'pyproject.toml', 'setup.py', 'requirements.txt', 'LICENSE')
 _TINY = '--config=configs/resnet_anp.py:tiny'
 # In every Python of the environment: which files of the checkout are opened.
@@ -37,7 +35,7 @@ sys.addaudithook(_note)
 def _build(folder):
   """The wheel, of copies: an earlier build's files would be taken too."""
   for name in _SOURCES:
-    path = _ROOT / name
+    path = launching.ROOT / name
     if path.is_dir():
       ignored = shutil.ignore_patterns('__pycache__')
       shutil.copytree(path, folder / 'source' / name, ignore=ignored)
@@ -50,9 +48,8 @@ def _build(folder):
 
 
 def _pip(*arguments):
-  subprocess.run(
-    [sys.executable, '-m', 'pip', '--disable-pip-version-check', '--quiet', *arguments], check=True
-  )
+  flags = '--disable-pip-version-check', '--quiet'
+  launching.python('-m', 'pip', *flags, *arguments, status=0)
 
 
 class _Installation:
@@ -75,26 +72,16 @@ class _Installation:
     (site,) = (root / 'venv').glob('lib/python*/site-packages')
     packages = sysconfig.get_path('purelib')
     # This environment, and the compile cache of all tests; see conftest.py.
-    skipped_paths = sys.prefix, str(_ROOT / '.pytest_cache')
-    fields = {'root': f'{_ROOT}/', 'skipped': skipped_paths}
+    skipped_paths = sys.prefix, str(launching.ROOT / '.pytest_cache')
+    fields = {'root': f'{launching.ROOT}/', 'skipped': skipped_paths}
     (site / 'checkout_watch.py').write_text(_WATCH.format(log=str(self._log), **fields))
     # After this environment's own packages, and without their .pth files.
     (site / 'packages.pth').write_text(f'{packages}\nimport checkout_watch\n')
 
   def run(self, name, *arguments, status=0):
     """Runs a command, or Python; returns its output and its errors."""
-    drop = ('PYTHONPATH', 'VIRTUAL_ENV')
-    environment = {k: v for k, v in os.environ.items() if k not in drop}
-    done = subprocess.run(
-      [str(self.bin / name), *arguments],
-      cwd=self.folder,
-      env=environment,
-      capture_output=True,
-      text=True,
-      check=False,
-      timeout=300,
-    )
-    assert done.returncode == status, done.stderr + done.stdout
+    options = {'status': status, 'folder': self.folder, 'PYTHONPATH': '', 'VIRTUAL_ENV': ''}
+    done = launching.command(self.bin / name, *arguments, **options)
     return done.stdout, done.stderr
 
   def opened(self):
@@ -113,11 +100,11 @@ def test_the_wheel_holds_every_file_of_the_package(installation):
   with zipfile.ZipFile(installation.wheel) as archive:
     names = {n for n in archive.namelist() if '.dist-info/' not in n}
   files = {
-    str(path.relative_to(_ROOT))
-    for path in (_ROOT / 'anp_jax').rglob('*')
+    str(path.relative_to(launching.ROOT))
+    for path in (launching.ROOT / 'anp_jax').rglob('*')
     if path.is_file() and '__pycache__' not in path.parts
   }
-  recipes = (_ROOT / 'configs').glob('*.py')
+  recipes = (launching.ROOT / 'configs').glob('*.py')
   assert names == files | {f'anp_jax/recipes/{path.name}' for path in recipes}
 
 
@@ -177,6 +164,6 @@ def test_help_names_the_command(installation, name):
 
 
 def test_use_of_the_checkout_would_be_seen(installation):
-  path = str(_ROOT / 'main.py')
+  path = str(launching.ROOT / 'main.py')
   installation.run('python', '-c', f'open({path!r}).close()')
   assert installation.opened() == [path]

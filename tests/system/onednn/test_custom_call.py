@@ -107,9 +107,9 @@ def _in_process(folder, **variables):
     JAX_COMPILATION_CACHE_DIR=str(folder),
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
     JAX_DISABLE_MOST_OPTIMIZATIONS='true',
+    status=0,
     **variables,
   )
-  assert done.returncode == 0, done.stderr
   digest, hits, misses = done.stdout.split()
   return digest, int(hits), int(misses)
 

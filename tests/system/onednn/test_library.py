@@ -45,8 +45,8 @@ def _forget():
 
 def _in_process(tmp_path, code=_SAY, **variables):
   """The lines that a Python process prints with these variables."""
-  done = launching.python('-c', code, XDG_CACHE_HOME=str(tmp_path / 'cache'), **variables)
-  assert done.returncode == 0, done.stderr
+  variables['XDG_CACHE_HOME'] = str(tmp_path / 'cache')
+  done = launching.python('-c', code, status=0, **variables)
   return done.stdout.splitlines()
 
 
@@ -371,8 +371,7 @@ def test_results_are_right_whatever_openmp_is_told(variable, value, threads):
     'opened = library.find(); opened.threads = 2\n'
     'print(opened.threads, self_test.main([opened.path]))'
   )
-  done = launching.python('-c', code, **{variable: value})
-  assert done.returncode == 0, done.stderr
+  done = launching.python('-c', code, status=0, **{variable: value})
   assert done.stdout.split() == [str(threads), '0']
 
 
