@@ -56,7 +56,9 @@ _PAUSE = 0.3  # seconds
 _SLOW = 0.4  # seconds, a slow disk reads a file
 
 
-def _kill_in_phase(cluster):
+def _kill_in_phase():
+  from anp_jax import cluster
+
   log = pathlib.Path(os.environ['ANP_KILL_LOG'])
   done = log.read_text().count('\n') if log.exists() else 0
   kills = os.environ['ANP_KILL'].split(';')[done:]
@@ -92,7 +94,8 @@ def _kill_in_phase(cluster):
   cluster.Processes.heartbeat = heartbeat
 
 
-def _kill_in_call(rank):
+def _kill_in_call():
+  rank = _rank()
   log = pathlib.Path(os.environ['ANP_KILL_LOG'])
   kills = os.environ['ANP_KILL_CALL'].split(';')
   lock, counted = threading.Lock(), {}
@@ -146,7 +149,9 @@ def _stall():
   feed.Feed.__next__ = stall_here
 
 
-def _pause_in_steps(cluster):
+def _pause_in_steps():
+  from anp_jax import cluster
+
   real = cluster.Processes.heartbeat
 
   def heartbeat(self, now, step=0):
@@ -261,30 +266,23 @@ def _draw_no_curves():
   curves.plot = lambda path, *_: Image.new('L', (1, 1)).save(path)
 
 
+_FAULTS = {
+  'ANP_NODES': _move_to_node,
+  'ANP_KILL': _kill_in_phase,
+  'ANP_PAUSE': _pause_in_steps,
+  'ANP_KILL_CALL': _kill_in_call,
+  'ANP_STALL': _stall,
+  'ANP_BAD_READ': _fail_to_read,
+  'ANP_TROUBLE': _suffer,
+  'ANP_ROUND': _shorten_rounds,
+  'ANP_STUCK': _get_stuck,
+}
+
 if __name__ == '__main__':
   sys.path.insert(0, str(_ROOT))
   _draw_no_curves()
-  if os.environ.get('ANP_NODES'):
-    _move_to_node()
-  if os.environ.get('ANP_KILL'):
-    from anp_jax import cluster
-
-    _kill_in_phase(cluster)
-  if os.environ.get('ANP_PAUSE'):
-    from anp_jax import cluster
-
-    _pause_in_steps(cluster)
-  if os.environ.get('ANP_KILL_CALL'):
-    _kill_in_call(_rank())
-  if os.environ.get('ANP_STALL'):
-    _stall()
-  if os.environ.get('ANP_BAD_READ'):
-    _fail_to_read()
-  if os.environ.get('ANP_TROUBLE'):
-    _suffer()
-  if os.environ.get('ANP_ROUND'):
-    _shorten_rounds()
-  if os.environ.get('ANP_STUCK'):
-    _get_stuck()
+  for variable, install in _FAULTS.items():
+    if os.environ.get(variable):
+      install()
   sys.argv = sys.argv[1:]
   runpy.run_path(sys.argv[0], run_name='__main__')

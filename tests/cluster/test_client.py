@@ -14,19 +14,12 @@ from tests import builders, coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
 
-_GO = {
-  'go': {
-    'port': 1,
-    'devices': None,
-    'hosts': ['node0', 'node1'],
-    'ranks': [0, 1],
-    'rank': 1,
-    'addresses': {},
-    'sizes': [],
-    'number': 0,
-    'started_at': 1.5e9,
-  }
-}
+
+def _go():
+  """What process 1 of two is sent for its start."""
+  run = coordinating.members_of((0, 1), 2)
+  run.begin(1, least=1)
+  return {'go': run.start_of(run[1])}
 
 
 def _env(address='node0:99'):
@@ -77,7 +70,7 @@ def _say(connected, message):
 
 
 def test_a_silent_process_0(lonely):
-  _, _, ends = lonely(_GO, heartbeat_timeout=0.3)
+  _, _, ends = lonely(_go(), heartbeat_timeout=0.3)
   coordinating.wait(lambda: ends)
   ((code, text, _),) = ends
   assert code == 75
@@ -85,7 +78,7 @@ def test_a_silent_process_0(lonely):
 
 
 def test_a_dead_process_0(lonely):
-  zero, _, ends = lonely(_GO)
+  zero, _, ends = lonely(_go())
   zero.close()
   coordinating.wait(lambda: ends)
   assert ends[0][:2] == (75, 'rank 0 on node0 has gone: its process was ended, or its host')
@@ -93,7 +86,7 @@ def test_a_dead_process_0(lonely):
 
 def test_process_0_may_go_once_all_have_come_to_the_end(lonely):
   """Though the main thread here has not yet read that they have."""
-  zero, connected, ends = lonely(_GO)
+  zero, connected, ends = lonely(_go())
   _say(zero, {'gathered': ['leave', [0, 0]]})
   zero.shutdown(socket.SHUT_RDWR)
   connected.close()

@@ -23,9 +23,8 @@ from anp_jax.data import vocabulary
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.sources import features
 from anp_jax.predict import __main__ as predict, network as network_lib, sheet
-from tests import builders, launching
+from tests import builders, exporting, launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAIRS = ('big_cat', 'big_dog', 'old_cat', 'old_dog', 'red_car')
 
 
@@ -83,14 +82,10 @@ def _last_scores(workdir):
 
 
 def _by_hand(trained, paths):
-  """The decoder, and probabilities (files, pairs): the network alone, a softmax in float64."""
+  """The decoder, and probabilities (files, pairs) of the network alone."""
   read = decode_pillow.eval_decoder(trained.config)
   images = np.stack([read(pathlib.Path(p).read_bytes()) for p in paths])
-  d = trained.config.data
-  x = jnp.float32((images - np.array(d.mean)) / np.array(d.std))
-  logits = trained.model('cpu').apply({'params': trained.params, **trained.stats}, x, False)
-  shares = np.exp(np.float64(logits))
-  return read, shares / shares.sum(1, keepdims=True)
+  return read, special.softmax(np.float64(exporting.logits(trained, images)), 1)
 
 
 # What evaluation sees.

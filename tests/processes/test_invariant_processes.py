@@ -5,7 +5,6 @@ import os
 import sys
 
 import numpy as np
-from PIL import Image
 import pytest
 
 from tests import builders, launching
@@ -89,19 +88,13 @@ def _assert_same(workdir, expected):
 
 @pytest.fixture(scope='module')
 def photographs(tmp_path_factory):
-  """A tree of JPEG files of unlike classes; one cannot be read."""
+  """A tree of JPEG files of unlike classes; one of each cannot be read."""
   root = tmp_path_factory.mktemp('photographs')
-  random = np.random.default_rng(0)
   for split, counts in ('train', (40, 24, 12)), ('validation', (9, 8, 10)):
     for label, count in enumerate(counts):
-      folder = root / split / f'class{label}'
-      folder.mkdir(parents=True)
-      for i in range(count):
-        pixels = random.integers(0, 256, (6, 8, 3), np.uint8)
-        pixels[..., label] //= 2
-        image = Image.fromarray(pixels).resize((60, 44), Image.BICUBIC)
-        image.save(folder / f'{i}.jpg')
-      (folder / '0.jpg').write_bytes(b'no image')
+      noise = (builders.random_pixels(44, 60, i) for i in range(count))
+      files = {f'{i}.jpg': builders.encode_image(x, 'JPEG') for i, x in enumerate(noise)}
+      builders.write_tree(root / split / f'class{label}', files | {'0.jpg': b'no image'})
   return root
 
 

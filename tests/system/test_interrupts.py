@@ -185,12 +185,7 @@ except BaseException:
 def run(tmp_path_factory):
   """A finished run, and a tree of images."""
   folder = tmp_path_factory.mktemp('interrupted')
-  for split, count in ('train', 40), ('validation', 16):
-    for i in range(count):
-      photo = builders.encode_image(builders.random_pixels(80, 90, i), 'JPEG')
-      builders.write_tree(
-        folder / 'images' / split / ('red_car', 'blue_sky')[i % 2], {f'{i}.jpg': photo}
-      )
+  builders.photographs(folder / 'images', 40, 16)
   builders.train_alone(builders.load(*_keys(folder)), folder / 'run')
   return folder
 
