@@ -199,12 +199,3 @@ def test_of_many_keys_those_that_apply_are_taken():
   assert taken(strategy__name='local_sgd') == taken() | {'strategy.period'}
   assert taken(strategy__name='parameter_server') == taken() | {'strategy.in_flight'}
   assert taken(model__name='lenet') == taken() - {'model.width'}
-
-
-def test_a_key_of_the_wrong_type_that_others_depend_on_is_one_line():
-  builders.assert_refused(
-    'models=3: expected a tup',
-    command_line.load,
-    'configs/model_ring_anp.py',
-    {'strategy.models': '3'},
-  )

@@ -332,12 +332,6 @@ def test_a_pool_that_the_environment_names_is_refused(monkeypatch, name):
   programs.build(_config(**{'strategy.threads': threads}), 2)
 
 
-@pytest.mark.parametrize('shards', [0, 1, -4])
-def test_there_are_two_shards_or_more(shards):
-  text = f'config.strategy.logical_shards={shards}: expected 2 or more'
-  builders.assert_refused([text], _config, **{'strategy.logical_shards': shards})
-
-
 def test_a_gpu_without_deterministic_algorithms_is_refused(monkeypatch):
   monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_deterministic_ops=false')
   text = 'on a gpu needs XLA_FLAGS=--xla_gpu_deterministic_ops=true; XLA_FL'

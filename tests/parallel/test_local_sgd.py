@@ -342,8 +342,3 @@ def test_turns_of_the_loop_over_a_devices_batch(keys, devices, turns):
   division.check(config, BATCH, mesh)
   cut = strategy_lib.find(config).batch_division(config, devices)
   assert cut.parts // max(cut.at_once, devices) == turns
-
-
-def test_rows_of_unequal_devices_are_not_for_groups():
-  with pytest.raises(config_lib.ConfigError, match='config.strategy.rows'):
-    builders.load('configs/lenet.py', {'strategy.name': 'local_sgd', 'strategy.rows': '2,1'})

@@ -136,19 +136,6 @@ def test_invariant_is_evaluated_on_any_number_of_devices():
   builders.assert_refused(['expected 1 numbers'], strategy.check_mesh, config, mesh)
 
 
-@pytest.mark.parametrize('rows', ['', '0,1', '1.5,1', '2:1', 'fast'])
-def test_other_texts_are_refused(rows):
-  words, keys = ['expected equal, measured, or whole numbers'], {'strategy.rows': rows}
-  builders.assert_refused(words, builders.load, 'configs/resnet_anp.py:tiny', keys)
-
-
-@pytest.mark.parametrize('name', ['sync', 'invariant'])
-def test_batch_norm_of_the_whole_batch_is_refused(name):
-  keys = {'strategy.name': name, 'strategy.rows': '2,1', 'model.norm_group': '0'}
-  words = ['norm_group=0', 'where strategy.rows is not']
-  builders.assert_refused(words, builders.load, 'configs/resnet_anp.py:tiny', keys)
-
-
 @pytest.mark.parametrize(
   'fixed, per_row, batch, multiple, expected, seconds',
   [

@@ -175,39 +175,11 @@ def test_a_run_learns_the_same_and_goes_on_with_its_time(tmp_path, config, name)
   ]
 
 
-@pytest.mark.parametrize(
-  'keys, message',
-  [
-    (
-      {'simulate__workers': 3},
-      'strategy.simulate.workers=3: expected a number that divides batch_size=16',
-    ),
-    (
-      {'simulate__workers': 4, 'name': 'local_sgd', 'groups': 3},
-      'simulate.workers=4: expected a multiple of strategy.groups=3',
-    ),
-    ({'simulate__workers': -1}, 'workers=-1: expected 0 or more'),
-    ({'simulate__workers': 2, 'simulate__spread': -0.1}, 'spread=-0.1: expected 0 or more'),
-  ],
-)
-def test_bad_values_are_refused(keys, message):
-  builders.assert_refused(message, _config, **keys)
-
-
-def test_a_batch_that_depends_on_the_devices_is_refused():
-  with pytest.raises(config_lib.ConfigError, match='batch_size=0: expected a'):
-    builders.config({'batch_size': 0, 'strategy.simulate.workers': 2})
-
-
 @pytest.mark.parametrize('name', ['invariant', 'channel_split'])
 def test_other_strategies_have_no_simulated_time(name):
   config = _config(name=name)
   spec = run_spec.RunSpec(config, None, None, BATCH, 640)
   assert strategy_lib.find(config).simulation(spec, '', 0) is None
-  with pytest.raises(
-    config_lib.ConfigError, match='belongs to strategy.name=sync, local_sgd, parameter_server'
-  ):
-    config_lib.resolved(config, {'strategy.simulate.workers': '2'})
 
 
 def test_a_resume_keeps_the_cluster_that_is_simulated():

@@ -142,20 +142,6 @@ def test_bad_models_are_refused(text, expected):
 @pytest.mark.parametrize(
   'overrides, expected',
   [
-    ({'strategy.models': ()}, 'config.strategy.models=()'),
-    ({'strategy.models': (3,)}, 'config.strategy.models=(3,)'),
-    ({'strategy.shares': (1, -1)}, 'config.strategy.shares=(1, -1)'),
-    ({'strategy.station': 'rack'}, 'config.strategy.station='),
-  ],
-)
-def test_bad_keys_are_refused(overrides, expected):
-  text = builders.assert_refused(['expected'], model_rings.config, **overrides)
-  assert text.startswith(expected)
-
-
-@pytest.mark.parametrize(
-  'overrides, expected',
-  [
     ({'duration': '20 steps'}, "config.duration='20 steps': expected whole"),
     ({'duration': '1.5 epochs'}, "config.duration='1.5 epochs': expected"),
     ({'eval.every': '5 steps'}, "config.eval.every='5 steps': expected"),

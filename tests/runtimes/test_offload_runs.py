@@ -69,19 +69,6 @@ def test_devices_that_do_not_exist_are_refused(tmp_path, overrides, words):
   assert words in builders.refusal(train.run, _config(**overrides), str(tmp_path))
 
 
-@pytest.mark.parametrize(
-  'name, devices, words',
-  [
-    ('channel_split', "('cpu',)", "('cpu',): expected each once"),
-    ('channel_split', "('cpu:1', 'cpu:1')", 'expected each once'),
-    ('sync', "('cpu:1',)", 'belongs to strategy.name=channel_split, not sync'),
-  ],
-)
-def test_bad_values_are_refused(name, devices, words):
-  line = builders.refusal(_config, **{'strategy.name': name, 'strategy.offload_to': devices})
-  assert 'config.strategy.offload_to' in line and words in line
-
-
 @pytest.mark.slow
 def test_an_error_of_an_offload_device_ends_the_run_by_name(tmp_path, monkeypatch):
   def full(self, *_):

@@ -5,7 +5,6 @@ import numpy as np
 import optax
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.runtimes.parameter_server import look_ahead, parameter_store
 from tests import builders, serving
 
@@ -248,22 +247,6 @@ def test_gradients_under_way(keys, workers, under_way):
   assert look_ahead.settings(config, workers) == look_ahead.Settings(
     'dana', under_way, keys.get('in_flight', 1)
   )
-
-
-@pytest.mark.parametrize(
-  'key, keys, text',
-  [
-    ('look_ahead', {'optimizer.name': 'adam'}, "'none' where optimizer.name is 'adam'"),
-    ('look_ahead', {'strategy.mode': 'synchronous'}, "where strategy.mode is 'synchronous'"),
-    ('look_ahead', {'strategy.look_ahead': 'dane'}, "'dane'.*did you mean 'dana'"),
-    ('servers', {'strategy.servers': 2, 'strategy.simulate.workers': 3}, '1 where'),
-  ],
-)
-def test_what_is_refused(key, keys, text):
-  keys = {'strategy.name': 'parameter_server', 'strategy.look_ahead': 'dana', **keys}
-  keys = {'optimizer.name': 'momentum', **keys}
-  with pytest.raises(config_lib.ConfigError, match=f'config.strategy.{key}=.*{text}'):
-    config_lib.resolved(builders.config(keys))
 
 
 def test_what_is_kept_to_be_saved_has_no_momenta_of_workers(config):

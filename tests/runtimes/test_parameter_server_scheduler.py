@@ -207,12 +207,6 @@ def test_who_has_given_a_gradient_does_not_stand_in_for_others():
   assert scheduler.take('b') == (1, 0)
 
 
-def test_dedicated_servers_do_not_decide_about_batches():
-  keys = {'strategy.name': 'parameter_server', 'strategy.dedicated': 'True', 'batch_size': '0'}
-  words = ['batch_size=0: expected a number of images']
-  builders.assert_refused(words, builders.load, 'configs/lenet.py', keys)
-
-
 def test_as_many_backup_workers_as_workers_are_refused():
   keys = {'workers': 2, 'backup_workers': 2}
   builders.assert_refused(['backup_workers=2'], _scheduler, 'synchronous', **keys)
