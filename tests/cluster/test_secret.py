@@ -1,7 +1,5 @@
 """The secret of a run: who makes it, who may read it, what is derived."""
 
-import hashlib
-import hmac
 import os
 import stat
 import threading
@@ -98,12 +96,6 @@ def test_the_variable_comes_before_the_file(tmp_path):
 @pytest.mark.parametrize('workdir', ['', 'gs://bucket/run'])
 def test_a_place_that_must_not_hold_a_secret_needs_the_variable(workdir):
   builders.assert_refused([secret.VARIABLE], secret.for_run, workdir, {})
-
-
-def test_keys_are_hmacs_of_the_secret():
-  expected = hmac.new(bytes.fromhex(_TEXT), b'key\nflight', hashlib.sha256)
-  assert secret.derive(_TEXT, 'flight') == expected.hexdigest()
-  assert secret.derive(_TEXT, 'coordinator') != expected.hexdigest()
 
 
 def test_only_the_proof_of_the_same_texts_is_one():

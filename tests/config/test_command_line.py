@@ -275,16 +275,9 @@ def test_evaluation_of_what_is_no_run(tmp_path, capsys):
 
 
 def test_help_of_a_key_is_what_its_declaration_says():
-  assert help.text('init') == (
-    "config.init.from = ''\n"
-    '      initial weights: a .safetensors, .pth or .caffemodel file, package:NAME, a\n'
-    "      run's workdir or checkpoint, or text:FILE, features of the classes' names;\n"
-    "      '': random; see docs/use.md"
-  )
   assert help.text('config.data.mixup') == (
     'config.data.mixup = 0.0  mixup alpha; 0: none (0 or more)'
   )
-  assert help.text('schedule.warmup') == "config.schedule.warmup = '0 steps'  linear warm-up from 0"
   # A key of several strategies has a meaning in each.
   lines = help.text('strategy.shares').splitlines()
   titles = [x.partition(':')[0] for x in lines if x.startswith('# strategy')]

@@ -200,15 +200,6 @@ def test_moments_and_averages_lie_like_their_parameters(config, optimizer):
   assert set(counts.values()) == {2 + moments}
 
 
-def test_shardings_put_arrays_where_the_specs_say(config):
-  mesh = _mesh(config)
-  specs = {'a': P(None, 'data'), 'b': P()}
-  where = mesh_lib.shardings(specs, mesh)
-  a = jax.device_put(np.zeros((3, 16)), where['a'])
-  assert a.addressable_shards[0].data.shape == (3, 2)
-  assert where['b'].is_fully_replicated
-
-
 @pytest.mark.parametrize('hosts', [('',), ('a', 'b')])
 def test_processes_that_nobody_told_of_are_refused(config, monkeypatch, hosts):
   """Those of a TPU pod, who would each write the checkpoints of all."""

@@ -258,21 +258,6 @@ def test_one_process_opens_no_port(tmp_path):
     assert ports.listening(ranks.processes) == [[]]
 
 
-def test_nobody_at_the_coordinator(tmp_path):
-  done = launching.python(
-    'main.py',
-    '--num_processes=2',
-    '--process_id=1',
-    f'--coordinator=127.0.0.1:{launching.free_port()}',
-    '--config.cluster.rendezvous_timeout=3',
-    *launching.arguments(tmp_path / 'run'),
-    timeout=60,
-  )
-  assert done.returncode == 69
-  assert 'no answer from rank 0' in done.stderr
-  assert 'loopback' in done.stderr
-
-
 @pytest.fixture
 def photographs(tmp_path):
   """A tree with one file that is no image; the keys that name it."""

@@ -155,18 +155,6 @@ def test_rennala_makes_the_updates_of_its_paper(seed, parts):
     assert update[0]['seconds'] == pytest.approx(seconds, rel=1e-12)
 
 
-def test_rennala_takes_several_parts_from_a_quick_worker():
-  """By the harmonic rule: the first time at which the workers have finished M parts."""
-  slow = {'simulate.slow': ((1, 1.625), (2, 2.75), (3, 100.0))}
-  keys = {'mode': 'rennala', 'parts': 8}
-  updates = _updates(4, 12, **keys, **slow)
-  # Until 4.875 s they finish 4, 3 and 1; before, the second one has only 2.
-  assert _seconds(updates)[:10] == [4.875 * n for n in range(1, 11)]
-  for update in updates[:10]:
-    workers = collections.Counter(c['worker'] for c in update)
-    assert workers == {'worker 0': 4, 'worker 1': 3, 'worker 2': 1}
-
-
 def test_a_stop_frees_the_device_for_the_other_gradient_in_flight():
   keys = {'mode': 'rennala', 'parts': 5, 'batch_size': 60, 'in_flight': 2}
   updates = _updates(2, 24, **keys, **{'simulate.slow': ((1, 3.5),)})
