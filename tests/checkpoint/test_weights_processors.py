@@ -102,23 +102,19 @@ def test_another_form_of_timms_is_one_line(tmp_path, key, value):
 
 
 @pytest.mark.parametrize(
-  'change, want',
+  'processor, pretrained, want',
   [
-    ({}, False),
-    ({'size': {'shortest_edge': 384}}, True),
-    ({'size': {'height': 224, 'width': 224}}, True),
+    (weight_files.CONVNEXT, {}, False),
+    (weight_files.CONVNEXT | {'size': {'shortest_edge': 384}}, {}, True),
+    (weight_files.CONVNEXT | {'size': {'height': 224, 'width': 224}}, {}, True),
+    (None, {'crop_mode': 'squash'}, True),
+    (None, {'crop_mode': 'center'}, False),
   ],
 )
-def test_whole_images_are_squeezed_where_a_processor_does(tmp_path, change, want):
-  weight_files.folder(tmp_path, weight_files.CONVNEXT | change)
+def test_whole_images_are_squeezed_where_files_say_so(tmp_path, processor, pretrained, want):
+  weight_files.folder(tmp_path, processor, pretrained_cfg=pretrained)
   weights = published_weights.read(str(tmp_path))
   assert weights.keys['data.stretch'] == want and not weights.notes
-
-
-@pytest.mark.parametrize('mode, want', [('squash', True), ('center', False)])
-def test_whole_images_are_squeezed_where_timm_does(tmp_path, mode, want):
-  weight_files.folder(tmp_path, pretrained_cfg={'crop_mode': mode})
-  assert published_weights.read(str(tmp_path)).keys['data.stretch'] == want
 
 
 def test_what_is_done_otherwise_is_said(tmp_path):

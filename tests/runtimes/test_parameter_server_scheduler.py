@@ -61,25 +61,31 @@ def test_lost_workers_ticket_goes_to_another_and_counts_once():
   assert scheduler.version == 1
 
 
-@pytest.mark.parametrize('mode, updates, counts', [('async', 3, True), ('rennala', 1, False)])
-def test_given_up_worker_is_dropped_where_its_version_is_old(mode, updates, counts):
+@pytest.mark.parametrize(
+  'mode, updates, is_given_up', [('async', 3, True), ('rennala', 1, True), ('rennala', 1, False)]
+)
+def test_a_late_worker_is_dropped_where_its_version_is_old(mode, updates, is_given_up):
   """Otherwise it counts, since its ticket is still free."""
   scheduler = _scheduler(mode)
   late = scheduler.take('late')
   tickets = [scheduler.take('quick') for _ in range(updates)]
   assert scheduler.begin_read('late', late) == 0
   assert scheduler.begin_read('quick', tickets[0]) == 0
-  scheduler.release('late')
+  assert scheduler.accepts(late, 0)
+  if is_given_up:
+    scheduler.release('late')
   for ticket in tickets:
     assert len(_compute(scheduler, 'quick', ticket)) == 1
-  answer = scheduler.commit('late', late, _contribution(0))
-  if counts:
-    assert len(answer) == 1 and scheduler.version == updates + 1
+  if mode == 'async':
+    assert len(scheduler.commit('late', late, _contribution(0))) == 1
+    assert scheduler.version == updates + 1
     return
-  assert answer is None and scheduler.version == updates
+  assert not scheduler.accepts(late, 0) and scheduler.reads() == set()
   # Another computes it, of the weights of now.
   assert scheduler.take('quick') == late
-  assert scheduler.begin_read('quick', late) == updates
+  assert scheduler.commit('late', late, _contribution(0)) is None
+  assert scheduler.version == updates == scheduler.begin_read('quick', late)
+  assert len(scheduler.commit('quick', late, _contribution(updates))) == 1
 
 
 def test_last_tickets_are_given_twice():
@@ -147,19 +153,6 @@ def test_no_gradient_is_stale_and_nobody_waits_for_ever(parts):
         assert read == version and len(answer) in (0, parts)
         assert scheduler.version == version + bool(answer)
   assert sorted(used) == [(s, i) for s in range(200) for i in range(parts)]
-
-
-def test_a_late_gradient_is_dropped_and_its_ticket_leased_again():
-  scheduler = _scheduler('rennala')
-  tickets = [scheduler.take('slow'), scheduler.take('quick')]
-  assert tickets == [(0, 0), (1, 0)]
-  assert scheduler.begin_read('slow', (0, 0)) == 0
-  assert scheduler.accepts((0, 0), 0)
-  _compute(scheduler, 'quick', (1, 0))
-  assert not scheduler.accepts((0, 0), 0) and scheduler.reads() == set()
-  assert scheduler.take('quick') == (0, 0)
-  assert scheduler.commit('slow', (0, 0), _contribution(0)) is None
-  assert len(_compute(scheduler, 'quick', (0, 0))) == 1 and scheduler.version == 2
 
 
 def test_synchronous_update_is_made_of_one_shard_a_worker():

@@ -1,5 +1,7 @@
 """A slice's update is the slice of the whole update."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -180,44 +182,45 @@ def test_averages_follow_their_recurrence(sgd, rules):
   _close(flat_stats.flatten(average['stats'], np), means[1])
 
 
-@pytest.mark.parametrize('servers', [1, 3])
-def test_rates_are_multiplied_wherever_slices_end(sgd, servers):
-  """SGD with decay of matrices, each leaf by its factor, written in NumPy."""
-  sgd.optimizer.weight_decay = 0.1
-  sgd.optimizer.multipliers = (('norm|conv2/kernel', 0), ('conv', 0.25))
-  setup = _setup(sgd, servers)
-  result, start = _run(setup), serving.random_state(setup)
-  for name, (weights, value), gradients in _leaves(setup, result.params, start.params):
-    if 'norm' in name or name == 'conv2/kernel':
-      assert weights.tobytes() == value.tobytes(), name
-      continue
-    factor = 0.25 if 'conv' in name else 1
-    for gradient in gradients:
-      step = gradient + 0.1 * (value.ndim > 1) * value
-      value = value - sgd.optimizer.learning_rate * factor * step
-    _close(weights, value)
-  # All parameters of the norm are frozen, and so are its statistics.
-  _same(result.stats, start.stats)
+_RATES = ('norm|conv2/kernel', 0), ('conv', 0.25)
+_DECAYS = ('head', 25.0), ('conv1', 0)
 
 
-@pytest.mark.parametrize('name, servers', [('sgd', 1), ('momentum', 3)])
-def test_decays_are_multiplied_wherever_slices_end(sgd, servers, name):
+def _factor(rules, name):
+  """That of the first rule with the name."""
+  return next((factor for pattern, factor in rules if re.search(pattern, name)), 1)
+
+
+@pytest.mark.parametrize(
+  'name, servers, rates, decays',
+  [
+    ('sgd', 1, _RATES, ()),
+    ('sgd', 3, _RATES, ()),
+    ('sgd', 1, (), _DECAYS),
+    ('momentum', 3, (), _DECAYS),
+  ],
+)
+def test_rates_and_decays_are_multiplied_wherever_slices_end(sgd, name, servers, rates, decays):
   """Decay is not clipped, and is of matrices alone; written in NumPy."""
   sgd.optimizer.name, sgd.optimizer.clip_value = name, 0.5
   sgd.optimizer.weight_decay = 0.1
-  sgd.optimizer.decay_multipliers = (('head', 25.0), ('conv1', 0))
+  sgd.optimizer.multipliers, sgd.optimizer.decay_multipliers = rates, decays
   setup = _setup(sgd, servers)
   result, start = _run(setup), serving.random_state(setup)
   keep = sgd.optimizer.momentum if name == 'momentum' else 0.0
   traces = optax.tree.get(start.opt_state, 'trace') if keep else start.params
   trees = result.params, start.params, traces
   for path, (weights, value, trace), gradients in _leaves(setup, *trees):
-    factor = {'head': 25, 'conv1': 0}.get(path.split('/')[0], 1)
-    decay = 0.1 * factor * (value.ndim > 1)
+    rate = sgd.optimizer.learning_rate * _factor(rates, path)
+    decay = 0.1 * _factor(decays, path) * (value.ndim > 1)
+    if not rate:
+      assert weights.tobytes() == value.tobytes(), path
     for gradient in gradients:
       trace = keep * trace + np.clip(gradient, -0.5, 0.5) + decay * value
-      value = value - sgd.optimizer.learning_rate * trace
+      value = value - rate * trace
     _close(weights, value)
+  if rates:  # All parameters of the norm are frozen, and so are its statistics.
+    _same(result.stats, start.stats)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
