@@ -22,6 +22,16 @@ def build(config, devices, names=NAMES):
   return build_lib.create(run_spec.RunSpec(config, mesh, losses, config.batch_size, 640))
 
 
+def train(program, batches, step=None):
+  """The state after the batches, and the values of each; `step`: the program's, compiled."""
+  state, values = program.new_state(), []
+  for batch in batches:
+    with jax.transfer_guard('disallow'):
+      state, values_of_step = (step or program.train_step)(state, batch)
+    values.append(values_of_step)
+  return state, np.stack(values)
+
+
 def batch(seed, size=16, side=8, classes=12):
   """Noise, the same for each seed."""
   random = np.random.default_rng(seed)

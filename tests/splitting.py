@@ -83,12 +83,7 @@ def batch(mesh, step):
 
 def train(program, mesh, steps=4):
   """The state after some steps, and the values of each."""
-  state = program.new_state()
-  values = []
-  for step in range(steps):
-    state, values_of_step = program.train_step(state, batch(mesh, step))
-    values.append(values_of_step)
-  return state, np.stack(values)
+  return programs.train(program, (batch(mesh, step) for step in range(steps)))
 
 
 def sent_by_150x800(**settings):

@@ -51,13 +51,10 @@ def _batch(step, size):
 def _train(program, steps):
   """The host's copy of the state after steps, and losses."""
   parts, step = program
-  state, losses = parts.new_state(), []
-  for i in range(steps):
-    batch = programs.put(_batch(i % 4, parts.spec.batch_size), parts.spec.mesh)
-    with jax.transfer_guard('disallow'):
-      state, values = step(state, batch)
-    losses.append(np.asarray(values)[0])
-  return jax.device_get(state), losses
+  run = parts.spec
+  batches = (programs.put(_batch(i % 4, run.batch_size), run.mesh) for i in range(steps))
+  state, values = programs.train(parts, batches, step)
+  return jax.device_get(state), values[:, 0].tolist()
 
 
 def _compiled(config, devices):

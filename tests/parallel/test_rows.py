@@ -28,11 +28,7 @@ def _batch(step, program):
 
 
 def _train(program, steps=3):
-  state, values = program.new_state(), []
-  for step in range(steps):
-    state, values_of_step = program.train_step(state, _batch(step, program))
-    values.append(values_of_step)
-  return jax.device_get(state), np.stack(values)
+  return jax.device_get(programs.train(program, (_batch(i, program) for i in range(steps))))
 
 
 @pytest.mark.parametrize(
@@ -77,20 +73,8 @@ def test_invariant_has_the_same_bits(rows, devices):
   """Five and three of eight logical shards are sent one by one, six and two in pairs."""
 
   def trained(rows, devices):
-    config = builders.config(
-      {
-        'batch_size': 32,
-        'duration': '1000 steps',
-        'data.image_size': 8,
-        'data.resize': 8,
-        'model.norm_group': 2,
-        'strategy.name': 'invariant',
-        'strategy.threads': _THREADS,
-        'strategy.rows': rows,
-        'optimizer.clip_norm': 0.5,
-        **OURS,
-      }
-    )
+    keys = {'batch_size': 32, 'strategy.threads': _THREADS, 'strategy.rows': rows}
+    config = splitting.config('invariant', **keys, **splitting.FLOAT32, **OURS)
     program = programs.build(config, devices)
     state, values = _train(program)
     scored = program.eval_state_fn(program.new_state())
