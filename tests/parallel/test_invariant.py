@@ -15,7 +15,7 @@ from anp_jax.parallel.invariant import invariant_step as invariant
 from anp_jax.system import cores, onednn
 from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build
-from tests import builders, launching, programs, stepping
+from tests import builders, launching, programs, small_networks, stepping
 
 SHARDS, BATCH, SIDE = 8, 32, 16
 # Of this process's pool, whose size JAX has decided: a run's command line
@@ -175,6 +175,8 @@ _CASES = {
     }
     for name in ('tests.user_network:PlainNet', 'tests.user_network:SmallNet', 'resnet18')
   },
+  # Depthwise, grouped and gated networks.
+  **{name: {'model.name': name} for name in small_networks.NAMES},
 }
 
 
@@ -198,7 +200,11 @@ def _marks(case, devices):
       onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
     )
     return pytest.mark.slow if devices == 8 else pytest.mark.soak, absent
-  is_slow = (case, devices) in (('adamw', 8), ('twelve of tests.user_network:PlainNet', 2))
+  is_slow = (case, devices) in (
+    ('adamw', 8),
+    ('twelve of tests.user_network:PlainNet', 2),
+    ('tests.small_networks:SEResNeXt', 4),
+  )
   return (pytest.mark.slow if is_slow else pytest.mark.soak,)
 
 

@@ -1,4 +1,4 @@
-"""Depthwise, grouped and gated networks under each strategy."""
+"""Depthwise, grouped and gated networks under each strategy; of `invariant`: test_invariant."""
 
 import functools
 
@@ -6,18 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.system import cores
 from tests import builders, small_networks, splitting
 
 _STEPS = 2
 # With clipping, a group of `local_sgd` would clip its own gradient.
 _KEYS = {'optimizer.clip_norm': 0.0}
-_INVARIANT = {
-  **splitting.FLOAT32,
-  'strategy.logical_shards': 8,  # of two images
-  'strategy.threads': max(8, cores.count()),  # of this process
-}
 
 
 def _cases(slow, options):
@@ -67,21 +60,3 @@ def test_local_that_exchanges_each_step_trains_as_sync(x64, name, devices):
 def test_channel_split_trains_as_sync(x64, name, data):
   """It divides the dense convolutions; each device computes the others."""
   _assert_same(_trained('channel_split', name, data, 2), name)
-
-
-@functools.cache
-def _invariant(name, devices):
-  state, values = _trained('invariant', name, devices, **_INVARIANT)
-  leaves = jax.tree_util.tree_leaves_with_path(state)
-  bits = {mesh_lib.path_name(path): leaf.tobytes() for path, leaf in leaves}
-  return bits, values
-
-
-@pytest.mark.parametrize('name, devices', _cases({('SEResNeXt', 4)}, (2, 4, 8)))
-def test_invariant_has_the_same_bits_on_any_number_of_devices(name, devices):
-  expected, expected_values = _invariant(name, 1)
-  bits, values = _invariant(name, devices)
-  assert bits.keys() == expected.keys()
-  assert not [leaf for leaf in expected if bits[leaf] != expected[leaf]]
-  assert np.isfinite(values).all() and len(set(values[:, 0])) == _STEPS
-  np.testing.assert_array_equal(values, expected_values)
