@@ -13,6 +13,7 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import label_mapping, source as source_lib
 from anp_jax.reporting.analysis import (
   analysis_files,
+  analysis_page,
   analysis_results as results_lib,
   figures,
   pictures,
@@ -274,6 +275,12 @@ def test_files_hold_what_the_rows_hold(evaluated, folder):
   assert 'Checkpoint of step 7, 397 images; 3 of them' in page
   for file in evaluation['files'].values():
     assert f'({file})' in page and (path / file).exists()
+
+
+def test_the_interval_of_an_accuracy():
+  """Wilson's formula, by hand, of nine hits in ten images: 0.7890 +- 0.1931."""
+  rows = dict(analysis_page.lines({'anp_top1': 0.9, 'examples': 10}))
+  assert rows['ANP top-1, 95 % interval'] == '59.6% to 98.2%'
 
 
 def test_examples_of_somebody_else_stay(evaluated, folder, tmp_path, monkeypatch):

@@ -83,12 +83,20 @@ def load(folder: str) -> dict:
 
 def lines(scores: dict) -> list[tuple[str, str]]:
   """Returns (label, value) of an evaluation's scores, as people read them."""
+  from scipy import stats  # slow to import
+
   labels = metric_labels.labels(scores) | LABELS
-  return [
+  rows = [
     (label, score(name, scores[name]))
     for name, label in labels.items()
     if scores.get(name) is not None
   ]
+  if count := scores.get('examples'):
+    # Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
+    hits = stats.binomtest(round(scores['anp_top1'] * count), count)
+    low, high = (score('anp_top1', share) for share in hits.proportion_ci(method='wilson'))
+    rows.append(('ANP top-1, 95 % interval', f'{low} to {high}'))
+  return rows
 
 
 def score(name: str, value: float) -> str:
