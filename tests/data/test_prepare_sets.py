@@ -50,7 +50,8 @@ def test_names_that_are_no_text_and_things_that_are_no_files(tmp_path, capsys):
   os.mkfifo(root / 'train/a/pipe.jpg')
   (root / 'train/a/link.jpg').symlink_to(root / 'nowhere')
   (root / 'train/b/loop.jpg').symlink_to(root / 'train/b/loop.jpg')
-  prepared.make(capsys, root, tmp_path, '--eval_split=')
+  out = prepared.make(capsys, root, tmp_path, '--eval_split=', '--pairs=no')
+  assert '--config.data.pairs=no' in out  # training would look for them again
   assert prepared.names(tmp_path) == [os.fsdecode(b'a/\xff.jpg'), 'b/1.jpg']
   kinds = {f: x['kinds'] for (_, f), x in prepared.damaged(tmp_path).items()}
   assert kinds == {

@@ -87,6 +87,7 @@ def _command(flags, names):
   splits = {'train_split': names[0], 'eval_split': names[-1]}
   for (key, name), default in zip(splits.items(), splits_lib.DEFAULT_NAMES):
     words += [f'--config.data.{key}={name}'] * (name != default)
+  words += [f'--config.data.pairs={flags.pairs}'] * (flags.pairs != 'auto')
   if len(names) == 1:
     yield 'no evaluation split: scores will be of the training images'
   yield f'train with: python main.py --config=configs/resnet_anp.py {shlex.join(words)}'
