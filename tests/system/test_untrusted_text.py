@@ -25,7 +25,7 @@ _NAME = 'a\x1b[31m\nWARNING: forged\u202egpj.jpg'
     ('a\nb\tc\r', r'a\nb\tc\r'),
     ('\x9b31m\x7f', r'\x9b31m\x7f'),
     ('a\u2028b\u202e', r'a\u2028b\u202e'),
-    ('\udcff.jpg', '\udcff.jpg'),
+    ('\udcff.jpg', r'\udcff.jpg'),
     ('e\u0301', 'e\u0301'),
   ],
 )
