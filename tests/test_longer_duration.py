@@ -9,8 +9,6 @@ from anp_jax import config as config_lib
 from anp_jax.training import run_spec, schedule_change
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('on_one_device')
-
 _PEAK, _WARMUP = 0.4, 2
 _BATCH, _EXAMPLES = 8, 48
 
@@ -21,8 +19,6 @@ def _config(config, schedule, duration, **keys):
     'schedule.name': schedule,
     'schedule.warmup': f'{_WARMUP} steps',
     'duration': duration,
-    'eval.every': '50 steps',
-    'eval.examples': False,
   }
   return builders.on_biases(config, **changes | keys)
 

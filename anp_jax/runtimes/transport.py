@@ -71,11 +71,11 @@ class Gate(flight.ServerMiddlewareFactory):
 
 
 class Port(flight.FlightServerBase):
-  """A process's open port; subclasses write `act`, `answer` and `receive`.
+  """A process's open port, which answers by `act`, `answer` and `receive`.
 
   Attributes:
-    endpoint: 'host:port' for other processes, and the port's session, with which they
-      `connect`; whether it is called with TLS is in the config of whoever connects.
+    endpoint: 'host:port' for other processes, and the port's session, both for their
+      `Client`; whether it is called with TLS is in the config of whoever connects.
   """
 
   act: Callable[[str, dict], dict]

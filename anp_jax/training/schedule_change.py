@@ -18,8 +18,8 @@ def rates(saved: dict, spec: run_spec.RunSpec, step: int) -> tuple[float, ...]:
     step: next step, 0 for a new run.
 
   Returns:
-    (old, new), each of its whole config; () if the duration, or the rate of
-    every further step, is unchanged.
+    (old, new), each of its whole config; () if the duration, or the rates of
+    10,000 further steps, are unchanged.
   """
   if not saved:
     return ()

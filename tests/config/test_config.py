@@ -276,6 +276,7 @@ def test_data_dir(monkeypatch):
 
 
 _SERVERS = 'parameter_server'
+_RING = {'strategy.models': "('seed=1',)"}
 _WORKERS = {'strategy.simulate.workers': '4'}
 _DANA = {'strategy.look_ahead': 'dana'}
 _ROWS = 'expected equal, measured, or whole numbers'
@@ -309,8 +310,12 @@ _NORM = 'norm_group=0.*where strategy.rows is not'
     ('model_ring', {'strategy.models': '3'}, 'models=3: expected a tup'),
     ('model_ring', {'strategy.models': '()'}, r'^config.strategy.models=\(\).*expected'),
     ('model_ring', {'strategy.models': '(3,)'}, r'^config.strategy.models=\(3,\).*expected'),
-    ('model_ring', {'strategy.shares': '(1, -1)'}, r'^config.strategy.shares=\(1, -1\).*expected'),
-    ('model_ring', {'strategy.station': 'rack'}, '^config.strategy.station=.*expected'),
+    (
+      'model_ring',
+      _RING | {'strategy.shares': '(1, -1)'},
+      r'^config.strategy.shares=\(1, -1\).*expected',
+    ),
+    ('model_ring', _RING | {'strategy.station': 'rack'}, '^config.strategy.station=.*expected'),
     ('sync', {'strategy.simulate.workers': '3'}, 'workers=3: .* that divides batch_size=16'),
     ('sync', {'strategy.simulate.workers': '-1'}, 'workers=-1: expected 0 or more'),
     ('sync', _WORKERS | {'strategy.simulate.spread': '-0.1'}, 'spread=-0.1: expected 0 or more'),
@@ -333,8 +338,6 @@ _NORM = 'norm_group=0.*where strategy.rows is not'
 )
 def test_what_a_strategy_cannot_do_is_refused(name, overrides, message):
   keys = {'strategy.name': name, **overrides}
-  if name == 'model_ring':
-    keys = {'strategy.models': "('seed=1',)", **keys}
   builders.assert_refused(message, command_line.load, _TINY, keys)
 
 
@@ -351,5 +354,5 @@ def test_half_of_what_encrypts_is_refused(name, files, message):
   keys = {f'strategy.{key}': 'here.pem' for key in files}
   keys['strategy.name'] = name
   if name == 'model_ring':
-    keys['strategy.models'] = "('seed=1',)"
+    keys |= _RING
   builders.assert_refused(message, command_line.load, _TINY, keys)

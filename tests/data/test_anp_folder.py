@@ -1,4 +1,4 @@
-"""Tests of anp_folder: what is written is what tfds and training read."""
+"""Tests of anp_folder: what is written is what tfds reads."""
 
 import io
 import os

@@ -280,7 +280,7 @@ def test_files_hold_what_the_rows_hold(evaluated, folder):
 def test_the_interval_of_an_accuracy():
   """Wilson's formula, by hand, of nine hits in ten images: 0.7890 +- 0.1931."""
   rows = dict(analysis_page.lines({'anp_top1': 0.9, 'examples': 10}))
-  assert rows['ANP top-1, 95 % interval'] == '59.6% to 98.2%'
+  assert rows['class top-1, 95 % interval'] == '59.6% to 98.2%'
 
 
 def test_examples_of_somebody_else_stay(evaluated, folder, tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ from anp_jax.system import device_peaks
     ('NVIDIA A10G', 'bfloat16', 70.0),
     ('NVIDIA L4', 'bfloat16', 121.0),
     ('NVIDIA L40S', 'bfloat16', 362.05),
+    ('Tesla V100-SXM2-16GB', 'float32', 15.7),
+    ('Tesla T4', 'bfloat16', 8.1),
     ('TPU v5 lite', 'bfloat16', 197.0),
     ('TPU v5p', 'bfloat16', 459.0),
     ('TPU v6 lite', 'bfloat16', 918.0),

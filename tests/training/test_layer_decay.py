@@ -78,8 +78,9 @@ def test_layers_of_a_convnext():
 
 
 def test_the_stem_of_airbench_has_another_name():
-  names = ['whitened_bias', 'stage1_conv1/kernel', 'head/kernel']
-  assert multipliers.layer_numbers(names) == dict(zip(names, range(3)))
+  numbers = _numbers('airbench94')
+  assert numbers['whitened_bias'] == 0 and numbers['head'] == 4
+  assert {numbers[f'stage{i}_conv1'] for i in (1, 2, 3)} == {1, 2, 3}
 
 
 def test_stages_and_blocks_are_in_the_order_of_their_numbers():

@@ -73,7 +73,7 @@ class Split:
       counts['reduced'] = int(self.is_reduced[self.stored].sum())
     return counts | {kind: int(is_kind.sum()) for kind, is_kind in self.kinds.items()}
 
-  @functools.cached_property  # asked for once a file
+  @functools.cached_property  # read for every file
   def is_reduced(self) -> np.ndarray:
     """(n,) bool, True for the files that are stored smaller than they are."""
     return (self.sides > self.shorter_side) & (self.shorter_side > 0)

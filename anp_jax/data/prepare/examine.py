@@ -143,7 +143,7 @@ def _kinds(image, size, name, fault, file_name):
 
 
 def _is_transparent(image):
-  """Whether a pixel is, or for a colour that stands for one, may be transparent."""
+  """Whether a pixel is transparent, or may be where a colour stands for transparency."""
   if image.mode not in ('RGBA', 'LA', 'PA'):
     return 'transparency' in image.info
   return image.getchannel('A').getextrema()[0] < 255

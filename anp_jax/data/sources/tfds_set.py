@@ -194,8 +194,9 @@ def _records(builder, split_info):
 def _vocabulary(features, label):
   """The classes; with factors in order where the set has features of them."""
   names = tuple(features[label].names)
-  words = [getattr(features.get(key), 'names', None) for key in ('adjective', 'noun')]
-  return vocabulary.Vocabulary(names, *map(tuple, words if all(words) else ()))
+  factors = [features[key] for key in ('adjective', 'noun') if key in features]
+  words = [tuple(f.names) for f in factors if hasattr(f, 'names')]
+  return vocabulary.Vocabulary(names, *(words if len(words) == 2 else ()))
 
 
 def _image_and_label(builder):

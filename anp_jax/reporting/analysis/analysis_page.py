@@ -95,7 +95,7 @@ def lines(scores: dict) -> list[tuple[str, str]]:
     # Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
     hits = stats.binomtest(round(scores['anp_top1'] * count), count)
     low, high = (score('anp_top1', share) for share in hits.proportion_ci(method='wilson'))
-    rows.append(('ANP top-1, 95 % interval', f'{low} to {high}'))
+    rows.append((f'{labels["anp_top1"]}, 95 % interval', f'{low} to {high}'))
   return rows
 
 

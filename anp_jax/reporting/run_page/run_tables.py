@@ -33,6 +33,7 @@ def load(workdir: str, batch_size: int = 0) -> tuple[list[dict], list[dict]]:
   lines = [train[step] for step in sorted(train)]
   timed = [line for line in lines if 'images_per_second' in line]
   batch_size = batch_size or saved_run.read(workdir).get('batch_size', 0)
+  timed = timed if batch_size else [line for line in timed if 'seconds' in line]
   ends = [0] + [line['step'] for line in timed]
   if batch_size:
     for line, (begin, end) in zip(timed, itertools.pairwise(ends)):

@@ -160,7 +160,7 @@ class Sender:
     spans: spans_lib.Spans,
     queues: dict[int, MessageQueue],
   ):
-    """Opens this process's receiver; all processes do so at once.
+    """Opens this process's port; all processes do so at once.
 
     Args:
       ring: models, stations and data.

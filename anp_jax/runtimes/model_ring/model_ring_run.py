@@ -19,6 +19,8 @@ from anp_jax.runtimes.model_ring import (
 from anp_jax.system import compile_cache
 
 _POLL = 0.05  # seconds
+# Phases of a station, what may last longest first.
+_PHASES = 'compiling', 'evaluating', 'saving', 'step', 'waiting'
 
 
 def run(
@@ -134,8 +136,7 @@ class _RingProcess:
 
   def _heartbeat(self):
     phases = {worker.phase for worker in self._workers}
-    # The one that may last longest; others wait for what another process does.
-    phase = min(phases - {'waiting', 'step'} or phases & {'step'} or phases)
+    phase = next(phase for phase in _PHASES if phase in phases)
     latest = phase, sum(worker.progress for worker in self._workers)
     if latest != self._latest or phase == 'waiting':  # else nothing has moved
       self._latest = latest

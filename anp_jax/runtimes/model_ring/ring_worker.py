@@ -127,9 +127,11 @@ class RingWorker:
   @contextlib.contextmanager
   def _record(self, what, model, lap):
     before, self.phase = self.phase, _PHASES[what]
-    with self._spans.record(self._number, what, model, lap) as span:
-      yield span
-    self.phase = before
+    try:
+      with self._spans.record(self._number, what, model, lap) as span:
+        yield span
+    finally:
+      self.phase = before
 
   def _prepare(self):
     for model in self._models:

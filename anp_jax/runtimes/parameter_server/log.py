@@ -10,6 +10,7 @@ simulated, from the run's start to the update.
 
 import collections
 from collections.abc import Sequence
+import contextlib
 import json
 import os
 from typing import Any
@@ -52,8 +53,9 @@ class UpdateLog:
     os.fsync(self._file.fileno())
 
   def close(self) -> None:
-    """Closes the file."""
-    self._file.close()
+    """Closes the file; what a full disk does not take was refused before."""
+    with contextlib.suppress(OSError):
+      self._file.close()
 
 
 def read(workdir: str) -> list[dict]:

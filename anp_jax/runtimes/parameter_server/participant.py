@@ -76,12 +76,13 @@ class Participant:
     return value
 
   def connect(self, endpoint: list[str]) -> transport.Client:
-    """Returns a client of a server.
+    """Returns a client of a server, whose calls are made again before the watchdog ends all.
 
     Raises:
       ConfigError: for an address that is not 'host:port'.
     """
-    return transport.Client(self.config, endpoint, self.env.secret)
+    timeout = self.config.cluster.stall_timeout / 2 or 600.0
+    return transport.Client(self.config, endpoint, self.env.secret, timeout)
 
   def _answer(self, value):
     with contextlib.suppress(futures.InvalidStateError):  # it was invited before

@@ -40,7 +40,7 @@ class Service(transport.Port):
     except TimeoutError:
       return {'wait': True}, []
     if name == 'weights':
-      return _weights(session, **request)
+      return _weights(session, request)
     if name == 'start' and isinstance(session, session_lib.ChiefSession):
       state = session.starts[request['server']]
     elif name == 'snapshot':
@@ -57,11 +57,13 @@ class Service(transport.Port):
     store.enqueue_gradient(session_lib.ticket_of(request), request['worker'], *arrays)
 
 
-def _weights(session, worker, ticket, at_least=0):
+def _weights(session, request):
   if isinstance(session, session_lib.ChiefSession):
-    at_least = session.begin_read(worker, session_lib.ticket_of({'ticket': ticket}))
+    at_least = session.begin_read(request['worker'], session_lib.ticket_of(request))
     if at_least is None:
       return {'drop': True}, []
+  else:
+    at_least = int(request['at_least'])
   try:
     version, state = session.store.read(at_least, session_lib.PATIENCE)
   except TimeoutError:

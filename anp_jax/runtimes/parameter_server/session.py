@@ -166,7 +166,7 @@ class ChiefSession(Session):
     self.store.submit(version, logged)
 
   def _refuse_if_closed(self):
-    if self._is_closed:  # since the request came
+    if self._is_closed or self.failed:  # since the request came
       raise flight.FlightUnavailableError('the run is over')
 
 

@@ -193,7 +193,7 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
 def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
   """A cluster for each number of nodes."""
   counts = flag_values.numbers('--nodes', flags.nodes)
-  node_link = known_tables.link('node_link', device.node_link)
+  node_link = known_tables.links[device.node_link]
   if not flags.link and max(counts) > 1 and node_link.topology != 'torus':
     raise config_lib.ConfigError(
       '--link=NAMExPORTS is missing: what joins the nodes, such as ib-ndr400x8'

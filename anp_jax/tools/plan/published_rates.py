@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import os
 
-from anp_jax.config import command_line, recipes
+from anp_jax.config import command_line, errors, recipes
 from anp_jax.costs import collectives, device_step, hardware, work
+from anp_jax.system import error_lines
 from anp_jax.tools.plan import plan_tables, workload as workload_lib
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'published.csv')
@@ -91,17 +92,29 @@ class Row:
 
 
 def read() -> list[Row]:
-  """Reads published.csv, whose devices and links are those of the shipped tables."""
-  tables = plan_tables.load()
+  """Reads published.csv, whose devices and links are those of the shipped tables.
+
+  Raises:
+    ConfigError: naming the line at fault.
+  """
+  tables, rows = plan_tables.load(), []
   with open(FILE, encoding='utf-8', newline='') as f:
-    return [_row(tables, record) for record in csv.DictReader(f)]
+    reader = csv.DictReader(f)
+    for record in reader:
+      try:
+        rows.append(_row(tables, record))
+      except (KeyError, TypeError, ValueError, errors.ConfigError) as e:
+        place = f'{FILE}, line {reader.line_num}'
+        raise errors.ConfigError(f'{place}: {error_lines.typed_line(e)}') from e
+  return rows
 
 
 def _row(tables, record) -> Row:
   devices = int(record['devices'])
   nodes = -(-devices // int(record['devices_per_node']))
   device = tables.device(record['device'])
-  node_link = tables.link('node_link', device.node_link)
+  node_link = tables.links[device.node_link]
+  errors.check_choice(f'software={record["software"]!r}', record['software'], SOFTWARE)
   link = tables.link('link', record['link'] or _NO_LINK)
   return Row(
     system=record['system'],

@@ -36,6 +36,11 @@ def test_resnet50_has_its_published_counts(resnet50):
   expected = 3 * 2 * 4.089e9 - 2 * 118e6
   assert 0.95 * expected < resnet50.image_flops < expected
   assert sum(x.parameters for x in resnet50.layers) == 25557032
+  # The first version strides in the 1x1 before: 3.86 G.
+  keys = {'data.source': 'synthetic', 'model.version': 'v1'}
+  first = workload.count(command_line.load(_MODERN, keys), 1000, 1000)
+  expected = 3 * 2 * 3.858e9 - 2 * 118e6
+  assert 0.95 * expected < first.image_flops < expected
 
 
 def test_state_is_that_of_the_optimizer_and_the_averages(resnet50):
