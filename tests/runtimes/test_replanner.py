@@ -8,7 +8,7 @@ import pytest
 from anp_jax import cluster, train
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel.channel_split import split as plan_lib
-from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, replanner
+from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, replanner, timing
 from anp_jax.runtimes.offload import pool
 from tests import splitting
 
@@ -38,7 +38,8 @@ def _config(**overrides):
 
 def _measured(monkeypatch, *rates):
   """Has the devices measured with this result."""
-  monkeypatch.setattr(calibrate, 'measure', lambda *_: _offloaded(rates))
+  timed = types.SimpleNamespace(costs=lambda: _offloaded(rates))
+  monkeypatch.setattr(timing, 'Timing', lambda *_: timed)
 
 
 def _spec(*devices, **overrides):
