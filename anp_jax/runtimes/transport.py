@@ -121,7 +121,7 @@ class Port(flight.FlightServerBase):
     with _answering():
       request = json.loads(ticket.ticket)
       local = request.pop('local', False)
-      return stream(*self.answer(**request), local)
+      return _stream(*self.answer(**request), local)
 
   def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
     """Hands what arrives to `receive` (request, (n,) uint8)."""
@@ -234,16 +234,8 @@ def _scheme(certificate):
   return 'grpc+tls' if certificate else 'grpc'
 
 
-def stream(
-  answer: dict, arrays: Sequence[np.ndarray], local: bool = False
-) -> flight.FlightDataStream:
-  """Returns the answer to a `get`: JSON, and arrays one after another.
-
-  Args:
-    answer: JSON values.
-    arrays: arrays that are sent one after another.
-    local: whether it was this process that asked; such bytes pass no link.
-  """
+def _stream(answer, arrays, local):
+  """The answer to a `get`: JSON, and arrays one after another."""
   answer = {**answer, 'bytes': sum(a.nbytes for a in arrays)}
   schema = _SCHEMA.with_metadata({'said': json.dumps(answer)})
   link = emulation.link(local)
@@ -258,7 +250,7 @@ def stream(
 def read_bytes(
   reader: flight.MetadataRecordBatchReader, size: int, local: bool = False
 ) -> np.ndarray:
-  """Receives what a `put` or a `stream` sends.
+  """Receives what a `put` or the answer to a `get` sends.
 
   Args:
     reader: Flight's reader of record batches.

@@ -36,6 +36,7 @@ import json
 import os
 import sys
 
+from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, command_line, exits
 from anp_jax.reporting import report_kit
 from anp_jax.system import xla_flags
@@ -49,6 +50,8 @@ def main(arguments: list[str]) -> int:
   flags = _flags(rest)
   known_tables = plan_tables.load(flags.entries)
   if flags.check:
+    if flags.entries:
+      raise config_lib.ConfigError('--entries with --check: expected none; rates are published')
     return _check()
   if flags.list:
     return _list(known_tables)

@@ -130,6 +130,7 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
     ),
     (['--entries=none.toml'], "--entries='none.toml'"),
     (['--entries=tests/README.md'], "--entries='tests/README.md'"),
+    (['--entries=anp_jax/tools/plan/links.toml', '--check'], '--entries with --check'),
     (['--out=none/plan.png'], "--out='none/plan.png': none is no folder"),
   ),
 )
