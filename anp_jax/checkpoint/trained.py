@@ -6,7 +6,6 @@ Reading changes nothing, so that the run may continue in the same folder.
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 from typing import Any
 
@@ -22,7 +21,7 @@ from anp_jax.checkpoint import checksums, manager, reader, run_dir
 from anp_jax.config import saved_run, strategy as strategy_lib, trust, urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
-from anp_jax.system import error_lines, mirror, remote
+from anp_jax.system import error_lines, files, mirror, remote
 from anp_jax.training import objective as objective_lib
 
 _STATE = 'state'
@@ -212,9 +211,12 @@ def _quiet():
 
 def _score(folder):
   """A key that sorts best checkpoints from the best on."""
-  with open(os.path.join(folder, 'metrics', 'metrics')) as f:
-    ((name, value),) = json.load(f).items()
-  return manager.sort_key(name, value)
+  path = os.path.join(folder, 'metrics', 'metrics')
+  try:
+    ((name, value),) = files.read_json(path, {}).items()
+    return manager.sort_key(name, value)
+  except (OSError, ValueError, AttributeError, TypeError):
+    raise config_lib.ConfigError(f'{path} is damaged: expected the value of a metric') from None
 
 
 def _mean_of_groups(leaf):

@@ -95,7 +95,7 @@ def split_address(address: str) -> tuple[str, int]:
     ConfigError: if it is not of that form.
   """
   match = re.fullmatch(r'(?:\[([^\]]+)\]|([^:\s]+)):([0-9]{1,5})', address)
-  if not match or not 0 < int(match[3]) < 65536:
+  if not match or not 0 < int(match[3]) < 65536 or not _is_host(match[1] or match[2]):
     raise config_lib.ConfigError(
       f'coordinator {address!r}: expected HOST:PORT, such as node1:20480'
     )
@@ -105,6 +105,15 @@ def split_address(address: str) -> tuple[str, int]:
 def joined(host: str, port: int) -> str:
   """Joins what `split_address` splits."""
   return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+
+
+def _is_host(name):
+  """Whether a name can be looked up: none of its labels is empty or too long."""
+  try:
+    name.encode('idna')
+  except UnicodeError:
+    return False
+  return True
 
 
 def _launched(environment, coordinator):

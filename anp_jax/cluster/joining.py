@@ -121,10 +121,19 @@ def read_addresses(workdir: str, meeting: str = '') -> dict[int, tuple[str, int]
 
 def _read(workdir, meeting=''):
   """The addresses, and that of process 0 where the run has a coordinator."""
-  record = files.read_json_object(os.path.join(workdir, NAME))
+  path = os.path.join(workdir, NAME)
+  record = files.read_json_object(path)
   ended, coordinator = record.pop(_ENDED, None), record.pop(_COORDINATOR, '')
   if ended is not None and meeting in ('', ended):
     print(f'the run in {workdir} has ended', flush=True)
     sys.exit(0)
-  first = {0: cluster_env.split_address(coordinator)} if coordinator else {}
-  return generation.addresses(record), first
+  try:
+    first = {0: cluster_env.split_address(coordinator)} if coordinator else {}
+    addresses = generation.addresses(record)
+    for address in addresses.values():
+      cluster_env.split_address(cluster_env.joined(*address))
+  except (TypeError, ValueError):
+    raise config_lib.ConfigError(
+      f'{path} is damaged: expected the host and port of each process'
+    ) from None
+  return addresses, first

@@ -104,6 +104,8 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
       print(keys if flags.help else f'{parser.format_help()}\n{keys}', flush=True)
     raise SystemExit(0)
   errors.check_choice(f'--mode={flags.mode}', flags.mode, _MODES)
+  if flags.join and flags.mode != 'train':
+    raise errors.ConfigError('--join is for --mode=train: other modes take nobody in')
   if flags.trust:
     trust.allow_all()
   return flags

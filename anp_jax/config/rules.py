@@ -1,8 +1,8 @@
 """Checks of related keys, and of lists of pairs."""
 
-import math
 import os
 import re
+import sys
 from typing import Any
 
 from anp_jax.config import data_keys, errors, urls
@@ -95,7 +95,7 @@ def check_pairs(key: str, pairs: tuple, example: str) -> None:
 
 def is_number(value: Any) -> bool:
   """Returns whether a value is a finite number, and neither True nor False."""
-  return type(value) in (int, float) and math.isfinite(value)
+  return type(value) in (int, float) and abs(value) <= sys.float_info.max  # not so for NaN
 
 
 def is_pattern(value: Any) -> bool:

@@ -87,6 +87,12 @@ def test_of_several_best_the_best(tmp_path):
   for place, which in (('', 'best'), ('best', 'best'), ('best', 'newest')):
     folder = trained.find(str(tmp_path / place), which)
     assert folder == str(tmp_path / 'best/6')
+  for damage in ('', '{"loss": 0.5', '{"loss": "x"}', '[1]', '\xff'):
+    path = tmp_path / 'best/3/metrics/metrics'
+    path.write_text(damage, 'latin1')
+    builders.assert_refused(f'{path} is damaged', trained.find, str(tmp_path / 'best'))
+  path.unlink()
+  builders.assert_refused(f'{path} is damaged', trained.find, str(tmp_path / 'best'))
 
 
 def test_the_mean_of_groups(tmp_path):

@@ -68,6 +68,8 @@ def test_the_order_of_launchers(environment, launcher):
     (('a:65536', 2, 0), "coordinator 'a:65536'"),
     (('a:b', 2, 0), "coordinator 'a:b'"),
     (('::1:99', 2, 0), "coordinator '::1:99'"),
+    (('node1..x:99', 2, 1), "coordinator 'node1..x:99': expected HOST:PORT"),
+    ((f'{"n" * 64}:99', 2, 1), "coordinator 'nnn"),
   ],
 )
 def test_flags_at_fault(flags, text):

@@ -1,6 +1,7 @@
 """A process joins a run: its place there, and the runs that take nobody."""
 
 from concurrent import futures
+import json
 import socket
 import types
 from unittest import mock
@@ -53,6 +54,31 @@ def test_a_run_that_takes_nobody_can_be_asked(workdir):
   joining.write(workdir, {})
   words = ['expected the workdir of a run of several']
   builders.assert_refused(words, joining.check, workdir)
+
+
+@pytest.mark.parametrize(
+  'record',
+  [
+    {'coordinator': 5},
+    {'coordinator': 'node1'},
+    {'x': ['node1', 1]},
+    {'0': None},
+    {'0': ['node1']},
+    {'0': [5, 1]},
+    {'0': ['node1', 'x']},
+  ],
+)
+def test_a_record_of_another_form_is_named(workdir, tmp_path, record):
+  (tmp_path / joining.NAME).write_text(json.dumps(record))
+  words = [f'{workdir}/members.json is damaged']
+  builders.assert_refused(words, joining.newcomer, workdir, _ALONE)
+  builders.assert_refused(words, joining.check, workdir)
+
+
+def test_an_evaluation_joins_no_run(workdir, capsys):
+  joining.write(workdir, {}, ended='node1:20481')
+  assert main.main(f'main.py --join --mode=evaluate --workdir={workdir}'.split()) == 2
+  assert '--join is for --mode=train' in capsys.readouterr().err
 
 
 def test_a_run_that_ends_with_each_process_takes_nobody(workdir, capsys):

@@ -7,11 +7,13 @@ in config.json. The values that result are those of `anp_jax.config`.
 import os
 
 from anp_jax import config as config_lib
+from anp_jax.config import rules
 from anp_jax.system import files
 
 # ImageNet's, with which torchvision, timm and transformers train; of 0..1.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FILTERS = {'bilinear': 2, 'bicubic': 3}  # as Pillow numbers them
+_LEAST_SHARE = 0.01  # of the shorter side that a crop keeps
 # From this size on ConvNeXt's processor squeezes whole images into a square.
 _SQUEEZED = 384
 # Sides of EfficientNet-Lite's images, which were resized to 32 pixels more (github.com/
@@ -97,7 +99,7 @@ def images(processor: dict, path: str, default_filter: str) -> tuple[dict, tuple
 def normalisation(processor: dict, path: str) -> dict[str, tuple]:
   """Values of data.mean and data.std, of 0..255; see `images`."""
   scale = processor.get('rescale_factor') or 1 / 255
-  if not _is_number(scale):
+  if not rules.is_number(scale):
     raise _unexpected(path, 'rescale_factor', scale, 'a number')
   scale = scale if processor.get('do_rescale', True) else 1
   mean = _colours(path, 'image_mean', processor.get('image_mean') or _MEAN)
@@ -127,8 +129,8 @@ def _sizes(processor, path):
   kind = str(processor.get('image_processor_type') or processor.get('feature_extractor_type'))
   if 'crop_pct' in processor or kind.startswith('ConvNext'):
     share = processor.get('crop_pct') or 224 / 256
-    if not _is_number(share):
-      raise _unexpected(path, 'crop_pct', share, 'a number')
+    if not rules.is_number(share) or share < _LEAST_SHARE:
+      raise _unexpected(path, 'crop_pct', share, f'a number, at least {_LEAST_SHARE}')
     resize = int(side / share)
     if side >= _SQUEEZED:
       resize, is_squeezed = side, True
@@ -159,13 +161,10 @@ def _sides(path, key, value):
 
 def _colours(path, key, value):
   """A number for each of red, green and blue."""
-  if not isinstance(value, list | tuple) or len(value) != 3 or not all(map(_is_number, value)):
+  is_triple = isinstance(value, list | tuple) and len(value) == 3
+  if not is_triple or not all(map(rules.is_number, value)):
     raise _unexpected(path, key, value, 'three numbers')
   return value
-
-
-def _is_number(value):
-  return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _unexpected(path, key, value, what):
