@@ -10,7 +10,6 @@ import pytest
 
 from anp_jax.data.input import corruption
 from anp_jax.data.sources import open_files, stored_images
-from anp_jax.system import cached_reads
 from tests import builders, launching
 
 _SHARDS = 300
@@ -126,12 +125,12 @@ def test_a_file_stays_open_while_it_is_read(tmp_path, monkeypatch):
   path = tmp_path / 'shard'
   path.write_bytes(b'abcdef')
   images = stored_images.FileRanges([str(path)], np.array([[0, 2, 3]]), [(6, 0)])
-  pread = cached_reads.pread
+  pread = os.pread
 
   def evict(*arguments):
     images._file.cache_clear()
     gc.collect()
     return pread(*arguments)
 
-  monkeypatch.setattr(cached_reads, 'pread', evict)
+  monkeypatch.setattr(stored_images.os, 'pread', evict)
   assert images.read(0) == b'cde'

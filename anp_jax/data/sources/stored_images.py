@@ -10,7 +10,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data.sources import open_files
-from anp_jax.system import cached_reads, files as files_lib
+from anp_jax.system import files as files_lib
 
 # TensorFlow's readers count bytes in 32 bits.
 _MAX_BYTES = 2**31 - 1
@@ -149,7 +149,7 @@ class FileRanges:
     """The bytes of an image, from any thread."""
     number, start, size = self._places[index].tolist()
     file = self._file(number)  # held: another thread may make it leave the files that stay open
-    data = cached_reads.pread(file.fileno(), size, start)
+    data = os.pread(file.fileno(), size, start)
     if len(data) < size:
       raise UnusableError(f'{self._paths[number]} ends before byte {start + size:,}')
     return data
