@@ -35,19 +35,18 @@ def main(argv: list[str]) -> None:
   flags = _parse(argv[1:])
   # Nothing is computed, so that no accelerator is needed.
   jax.config.update('jax_platforms', 'cpu')
-  for line in export(flags.checkpoint, flags.output, flags.which, flags.platforms, flags.labels):
+  for line in export(flags.checkpoint, flags.output, flags.platforms, flags.labels):
     print(line, flush=True)
 
 
 def export(
-  checkpoint: str, folder: str, which: str, platforms: tuple[str, ...], labels: str = ''
+  checkpoint: str, folder: str, platforms: tuple[str, ...], labels: str = ''
 ) -> Iterator[str]:
   """Writes all files.
 
   Args:
     checkpoint: a workdir, a checkpoint in one or published weights.
     folder: folder of the files; made if it is missing.
-    which: checkpoint of a workdir: 'newest', 'best' or a step.
     platforms: platforms of the program, some of `weights.exported.PLATFORMS`.
     labels: path of the names of the classes of published weights; or ''.
 
@@ -61,7 +60,7 @@ def export(
   from anp_jax.checkpoint.weights import exported, huggingface, pretrained, timm_folder
   from anp_jax.data import vocabulary
 
-  trained, notes = pretrained.find(checkpoint, which, labels)
+  trained, notes = pretrained.find(checkpoint, labels)
   _check_apart(folder, trained.folder)
   yield from notes
   m = trained.config.model
@@ -133,12 +132,6 @@ def _parser():
   add = parser.add_argument
   add('--checkpoint', metavar='DIR', help='workdir, a checkpoint in one, or published weights')
   add('--labels', default='', metavar='FILE', help='names of the classes of published weights')
-  add(
-    '--which',
-    default='newest',
-    metavar='NAME',
-    help='checkpoint in a workdir: newest, best or a step (default: %(default)s)',
-  )
   add('--output', metavar='DIR', help='output folder; created if missing')
   add(
     '--platforms',

@@ -61,18 +61,17 @@ class Trained:
     return models.create(self.config, self.objective.head.outputs, platform)
 
 
-def load(path: str, which: str = 'newest') -> Trained:
+def load(path: str) -> Trained:
   """Reads the network of a run.
 
   Args:
-    path: a workdir, or in it `checkpoints`, `best` or the folder of a step.
-    which: 'newest', 'best' or a step of a workdir.
+    path: a workdir or its `checkpoints`, for the newest; its `best`; or the folder of a step.
 
   Raises:
     ConfigError: if there is no checkpoint, it cannot be read whole, or it
       names a class that may not be imported, see `trust`.
   """
-  folder = find(path, which)
+  folder = find(path)
   try:
     with _quiet():
       meta = _read_meta(folder)
@@ -89,12 +88,8 @@ def load(path: str, which: str = 'newest') -> Trained:
   return Trained(folder, config, vocabulary(folder), int(state['step'].max()), **trees)
 
 
-def find(path: str, which: str = 'newest') -> str:
+def find(path: str) -> str:
   """Returns the folder of a checkpoint; arguments and errors: see `load`."""
-  if which not in ('newest', 'best') and not which.isdecimal():
-    raise config_lib.ConfigError(
-      f'{which!r}: expected newest, best or a step{config_lib.nearest(which, ("newest", "best"))}'
-    )
   path = urls.normalize(mirror.fetch_checkpoint(path))
   if not os.path.isdir(path):
     raise config_lib.ConfigError(
@@ -103,20 +98,14 @@ def find(path: str, which: str = 'newest') -> str:
     )
   if os.path.isdir(os.path.join(path, _STATE)):
     return path
-  steps = {
-    step: os.path.join(folder, str(step))
-    for folder in _folders(path, which)
-    for step in saved_run.saved_steps(folder)
-  }
-  is_step = which.isdecimal()
-  if steps and (which == 'best' or _is_best(path) and not is_step):
-    return min(steps.values(), key=_score)
-  step = int(which) if is_step else max(steps, default=-1)
-  if step not in steps:
-    present = ', '.join(map(str, sorted(steps))) or 'none'
-    what = f'checkpoint of step {which}' if is_step else 'checkpoint'
-    raise config_lib.ConfigError(f'{path} has no {what} (there are: {present})')
-  return steps[step]
+  kind = os.path.basename(path)
+  is_kind = kind in (manager.NEWEST, manager.BEST)
+  folder = path if is_kind else os.path.join(path, manager.NEWEST)
+  steps = saved_run.saved_steps(folder)
+  if not steps:
+    raise config_lib.ConfigError(f'{path} has no checkpoint')
+  folders = [os.path.join(folder, str(step)) for step in steps]
+  return min(folders, key=_score) if kind == manager.BEST else folders[-1]
 
 
 def vocabulary(folder: str) -> vocabulary_lib.Vocabulary:
@@ -149,21 +138,6 @@ def _read_meta(folder):
 def _orbax_path(folder, item):
   """The path of a checkpoint's item, for Orbax."""
   return remote.path(os.path.abspath(os.path.join(folder, item)))
-
-
-def _folders(path, which):
-  """The folders in which a checkpoint may lie, for a workdir or one of its kinds."""
-  if os.path.basename(path) == manager.NEWEST:
-    return [] if which == 'best' else [path]
-  if _is_best(path):
-    return [path]
-  newest, best = (os.path.join(path, manager.NEWEST), os.path.join(path, manager.BEST))
-  # A step of both is read from the first kind, which comes last.
-  return {'newest': [newest], 'best': [best]}.get(which, [best, newest])
-
-
-def _is_best(path):
-  return os.path.basename(path) == manager.BEST
 
 
 def _read_state(folder):

@@ -46,7 +46,6 @@ _FLAGS = {
     'file, a folder as transformers writes it, package:NAME of an installed package with weights',
   ),
   'labels': ('', 'FILE', 'names of the classes of published weights, one per line'),
-  'which': ('newest', 'NAME', 'of a workdir: newest, best or a step (default: %(default)s)'),
   'top': (5, 'N', 'names per file (default: %(default)s)'),
   'output': ('', 'FILE', 'default: standard output'),
   'format': ('', 'NAME', "csv or jsonl (default: by the output's suffix, else csv)"),
@@ -174,7 +173,7 @@ def _run(flags, progress):
   from anp_jax.predict import network as network_lib, predict_rows as rows_lib, sheet as sheet_lib
   from anp_jax.system import compile_cache
 
-  trained, notes = pretrained.find(flags.checkpoint, flags.which, flags.labels)
+  trained, notes = pretrained.find(flags.checkpoint, flags.labels)
   if (widths := trained.config.data.get('widths', ())) and flags.sheet:
     raise config_lib.ConfigError(f'--sheet={flags.sheet!r}: features have no images to draw')
   is_fused = linear.is_fused(trained.config, trained.objective.head) and len(widths) == 2

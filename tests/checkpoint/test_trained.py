@@ -60,17 +60,11 @@ def test_the_newest_is_what_evaluation_sees(averaged):
 
 
 @pytest.mark.parametrize(
-  'place, which, folder, step',
-  [
-    ('', '8', 'checkpoints', 8),
-    ('', 'best', 'best', None),
-    ('best', 'newest', 'best', None),
-    ('checkpoints', 'newest', 'checkpoints', 12),
-    ('checkpoints/8', 'newest', 'checkpoints', 8),
-  ],
+  'place, folder, step',
+  [('best', 'best', None), ('checkpoints', 'checkpoints', 12), ('checkpoints/8', 'checkpoints', 8)],
 )
-def test_places(averaged, place, which, folder, step):
-  network = trained.load(str(averaged / place), which)
+def test_places(averaged, place, folder, step):
+  network = trained.load(str(averaged / place))
   if step is None:
     (step,) = [int(p.name) for p in (averaged / 'best').glob('[0-9]*')]
   assert network.step == step
@@ -84,9 +78,7 @@ def test_of_several_best_the_best(tmp_path):
     (tmp_path / f'best/{step}/state').mkdir()
     text = json.dumps({'loss': loss})
     (tmp_path / f'best/{step}/metrics/metrics').write_text(text)
-  for place, which in (('', 'best'), ('best', 'best'), ('best', 'newest')):
-    folder = trained.find(str(tmp_path / place), which)
-    assert folder == str(tmp_path / 'best/6')
+  assert trained.find(str(tmp_path / 'best')) == str(tmp_path / 'best/6')
   for damage in ('', '{"loss": 0.5', '{"loss": "x"}', '[1]', '\xff'):
     path = tmp_path / 'best/3/metrics/metrics'
     path.write_text(damage, 'latin1')
@@ -125,17 +117,15 @@ def test_a_run_of_a_like_name_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'place, which, message',
+  'place, message',
   [
-    ('nowhere', 'newest', 'expected the workdir of a run'),
-    ('', '7', r'no checkpoint of step 7 \(there are: .*8, 12\)'),
-    ('report', 'newest', r'report has no checkpoint \(there are: none\)'),
-    ('', 'bset', "expected newest, best or a step; did you mean 'best'"),
-    ('checkpoints', 'best', r'has no checkpoint \(there are: none\)'),
+    ('nowhere', 'expected the workdir of a run'),
+    ('checkpoints/7', 'expected the workdir of a run or one of its checkpoints'),
+    ('report', 'report has no checkpoint'),
   ],
 )
-def test_what_there_is_not(averaged, place, which, message):
-  builders.assert_refused(message, trained.load, str(averaged / place), which)
+def test_what_there_is_not(averaged, place, message):
+  builders.assert_refused(message, trained.load, str(averaged / place))
 
 
 def test_what_is_damaged_is_not_used(copy):
@@ -146,7 +136,7 @@ def test_what_is_damaged_is_not_used(copy):
     content[::16] = bytes(byte ^ 1 for byte in content[::16])
     file.write_bytes(content)
   builders.assert_refused('cannot be read whole', trained.load, str(copy))
-  assert trained.load(str(copy), '8').step == 8
+  assert trained.load(str(copy / 'checkpoints/8')).step == 8
 
 
 @pytest.mark.parametrize(
@@ -167,7 +157,7 @@ def test_other_values_than_were_saved_are_not_used(copy, leaf):
     raw.save(path, tree)
   words = f'cannot be read whole: .*the bytes of {leaf}/? are not those'
   builders.assert_refused(words, trained.load, str(copy))
-  assert trained.load(str(copy), '8').step == 8
+  assert trained.load(str(copy / 'checkpoints/8')).step == 8
 
 
 def test_names_of_classes_are_needed(copy):

@@ -204,7 +204,7 @@ def test_it_is_trained_on_and_exported(caffenet, tmp_path):
   train.run(config, str(run))
   text = (run / 'weights.txt').read_text()
   assert text.startswith('weights  14 loaded, 2 initialised (head/bias: (7,) there, (12,) here')
-  list(export.export(str(run), str(tmp_path), 'newest', ('cpu',)))
+  list(export.export(str(run), str(tmp_path), ('cpu',)))
   random = np.random.default_rng(2)
   images = random.integers(0, 256, (2, 32, 32, 3), np.uint8).repeat(8, 1).repeat(8, 2)
   images = images[:, :227, :227]

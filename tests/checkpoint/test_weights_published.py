@@ -113,7 +113,6 @@ def test_what_cannot_be_used_is_one_line(tmp_path, shape, saved_config, words, c
     (['--checkpoint=package:numpy'], ('no package numpy with a file of weights',)),
     # It has one of Python's .pth files.
     (['--checkpoint=package:setuptools'], ('no package setuptools with',)),
-    (['--checkpoint={file}', '--which=best'], ("--which='best'", 'published')),
     (['--checkpoint={folder}', '--labels=x'], ("--labels='x'", 'a run has')),
   ],
 )

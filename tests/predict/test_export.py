@@ -393,7 +393,7 @@ def test_a_processor_that_is_only_near_is_said(decode, is_near, tmp_path):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(trained_lib, 'load', lambda *_: trained)
     patch.setattr(program, 'write', lambda *_: [])
-    lines = list(export.export('it', str(tmp_path), 'newest', ('cpu',)))
+    lines = list(export.export('it', str(tmp_path), ('cpu',)))
   near = [line for line in lines if 'approximates the evaluation' in line]
   assert len(near) == is_near and all("'fast'" in line for line in near)
   settings = json.loads((tmp_path / 'preprocessor_config.json').read_text())
@@ -406,7 +406,7 @@ def test_files_of_another_network_are_not_left_beside(tmp_path, monkeypatch):
   monkeypatch.setattr(trained_lib, 'load', lambda *_: trained)
   (tmp_path / 'config.json').write_text('{}')
   builders.assert_refused(
-    'config.json of another', list, export.export('it', str(tmp_path), 'newest', ('cpu',))
+    'config.json of another', list, export.export('it', str(tmp_path), ('cpu',))
   )
 
 
@@ -425,7 +425,7 @@ def test_a_run_and_the_exported_weights_are_not_written_over(path, source, tmp_p
   before = {path: b'{"strategy.name": "sync"}'}
   builders.write_tree(tmp_path, before)
   words = [f'--output={str(tmp_path)!r} is the folder of a run or of these weights']
-  builders.assert_refused(words, list, export.export('it', str(tmp_path), 'newest', ('cpu',)))
+  builders.assert_refused(words, list, export.export('it', str(tmp_path), ('cpu',)))
   assert builders.read_tree(tmp_path) == before
 
 

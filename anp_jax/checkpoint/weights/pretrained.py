@@ -8,12 +8,11 @@ from anp_jax.checkpoint.weights import initial, published_weights, weights_sourc
 from anp_jax.training import objective as objective_lib
 
 
-def find(path: str, which: str, labels: str) -> tuple[trained_lib.Trained, list[str]]:
+def find(path: str, labels: str) -> tuple[trained_lib.Trained, list[str]]:
   """Reads the network that --checkpoint names.
 
   Args:
     path: a workdir, a checkpoint in one, or published weights.
-    which: checkpoint of a workdir: 'newest', 'best' or a step.
     labels: path of the names of the classes of published weights; or ''.
 
   Returns:
@@ -28,11 +27,7 @@ def find(path: str, which: str, labels: str) -> tuple[trained_lib.Trained, list[
         f'--labels={labels!r} is for published weights, and '
         f'{path} is none: a run has the names of its classes'
       )
-    return trained_lib.load(path, which), []
-  if which != 'newest':
-    raise config_lib.ConfigError(
-      f'--which={which!r} is for the workdir of a run, and {path} is published weights'
-    )
+    return trained_lib.load(path), []
   try:
     return load(path, labels)
   except config_lib.ConfigError as e:
