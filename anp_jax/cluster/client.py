@@ -63,6 +63,7 @@ class CoordinatorClient:
   Attributes:
     start: what the coordinator has sent for the start.
     is_elastic: whether the run goes on without a process that is lost.
+    generation: generation that this process belongs to, with all addresses.
   """
 
   def __init__(
@@ -89,7 +90,7 @@ class CoordinatorClient:
       PeerLostError: if one was lost, or did not come in time.
     """
     self._leave, self._restart = leave, restart
-    self._generation, self.is_elastic = generation, info['elastic']
+    self.generation, self.is_elastic = generation, info['elastic']
     self._mail: queue.SimpleQueue[tuple] = queue.SimpleQueue()
     self._gathers = 0
     self._gathered: queue.SimpleQueue[list] = queue.SimpleQueue()
@@ -156,13 +157,8 @@ class CoordinatorClient:
 
   def set_sizes(self, sizes: Sequence[int]) -> None:
     """Sets the numbers of processes over which the batch divides."""
-    self._generation = self._generation._replace(sizes=tuple(sizes))
+    self.generation = self.generation._replace(sizes=tuple(sizes))
     self._connection.send({'sizes': sizes})
-
-  @property
-  def generation(self) -> generation_lib.Generation:
-    """Generation that this process belongs to, with all addresses."""
-    return self._generation
 
   def attach(self, owner: Owner) -> None:
     """Sets what this process does and tells."""
@@ -193,11 +189,11 @@ class CoordinatorClient:
       if 'go' in message:
         go = message['go']
         addresses = generation_lib.addresses(go.pop('addresses'))
-        self._generation = self._generation._replace(
+        self.generation = self.generation._replace(
           number=go.pop('number'),
           rank=go['rank'],
           addresses=addresses,
-          sizes=tuple(go.pop('sizes')) or self._generation.sizes,
+          sizes=tuple(go.pop('sizes')) or self.generation.sizes,
           started_at=go.pop('started_at'),
         )
         self.start = Start(**{**go, 'hosts': tuple(go['hosts'])})
@@ -218,7 +214,7 @@ class CoordinatorClient:
         sys.exit(0)
       else:
         self._receive(message)
-    if self._generation.number or self._generation.addresses:
+    if self.generation.number or self.generation.addresses:
       self._go_on_without_coordinator()
     raise termination.PeerLostError('rank 0 has gone before all came')
 
@@ -247,12 +243,12 @@ class CoordinatorClient:
 
   def _restart_with(self, **values):
     values |= {
-      'number': self._generation.number + 1,
+      'number': self.generation.number + 1,
       'step': self._owner.step() if self._owner else 0,
     }
     values['devices'] = self.start.devices
     try:
-      self._restart(self._generation._replace(**values))
+      self._restart(self.generation._replace(**values))
     except OSError as e:
       self._leave(termination.TRY_AGAIN, f'this process cannot restart: {e}', False)
     self._ended.set()
@@ -273,7 +269,7 @@ class CoordinatorClient:
       # Also while the main thread starts JAX, which may take a minute.
       self._connection.send({'pong': 0})
     elif 'sizes' in message:
-      self._generation = self._generation._replace(sizes=tuple(message['sizes']))
+      self.generation = self.generation._replace(sizes=tuple(message['sizes']))
     elif 'stacks' in message:
       termination.print_stacks()
     elif 'stop' in message or 'pause' in message:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import os
 import re
 from typing import NamedTuple
+import zlib
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import launchers, tpu_metadata
@@ -195,12 +196,9 @@ def _address(environment, coordinator, host, *job, port=''):
   ports = [port or environment.get('JAX_COORDINATOR_PORT')]
   if not ports[0]:
     # Derived from the job, so that jobs on one host rarely collide.
-    number = 0
-    for character in '.'.join(job):
-      number = (number * 31 + ord(character)) % 2**31
+    number = zlib.crc32(os.fsencode('.'.join(job)))
     ports = [_FIRST_PORT + (number + i * _STRIDE) % _PORTS for i in range(_CANDIDATES)]
-  host = f'[{host}]' if ':' in host else host
-  return f'{host}:{ports[0]}', tuple(ports[1:])
+  return joined(host, ports[0]), tuple(ports[1:])
 
 
 def _checked(env, count_name, index_name, address_name):

@@ -213,11 +213,12 @@ class Members(dict[int, Member]):
       self.ranks = self._chosen()
     present = sorted(self.keys() & set(self.ranks))
     infos = [self[rank].info for rank in present]
-    if not self.go_on and (problem := process_info.first_mismatch(infos)):
-      raise config_lib.ConfigError(problem)
     if not self.go_on:
-      for info, devices in zip(infos, process_info.devices(infos)[0], strict=True):
-        info['devices'] = devices
+      devices, shortage = process_info.devices(infos)
+      if problem := process_info.mismatch_with_first(infos) or shortage:
+        raise config_lib.ConfigError(problem)
+      for info, ordinals in zip(infos, devices, strict=True):
+        info['devices'] = ordinals
     process_info.assign_free_gpus(infos)
     hosts = {info['index']: info['host'] for info in infos}
     self._start = {

@@ -109,15 +109,6 @@ def name(info: dict) -> str:
   return f'rank {info["index"]} on {info["host"]}'
 
 
-def first_mismatch(infos: list[dict]) -> str:
-  """The first thing that keeps these processes from starting; or ''.
-
-  Args:
-    infos: descriptions of all processes, by index, from `collect`.
-  """
-  return mismatch_with_first(infos) or devices(infos)[1]
-
-
 def mismatch_with_first(infos: list[dict]) -> str:
   """Why one of some processes does not go with the first of them; or ''.
 

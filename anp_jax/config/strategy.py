@@ -92,7 +92,7 @@ class Strategy:
   is what a strategy whose devices work in step inherits from.
 
   Attributes:
-    name: value of config.strategy.name.
+    name: value of config.strategy.name; '' where a user's class was not imported.
     state: kind of the saved state; strategies of one kind resume each other's
       checkpoints.
     sums_statistics: whether a network may take statistics of the batch over the
@@ -109,7 +109,7 @@ class Strategy:
       while devices compute.
   """
 
-  name: str
+  name: str = ''
   state: str = 'single'
   sums_statistics: bool = True
   has_group_weights: bool = False
@@ -371,13 +371,7 @@ def declared(name: str) -> Strategy:
     ConfigError: for an unknown name, with the nearest.
   """
   _check_form(name)
-  return _NotImported() if trust.is_refused(name) else _imported(name)
-
-
-class _NotImported(Strategy):
-  """A user's strategy whose class was not imported."""
-
-  name = ''
+  return Strategy() if trust.is_refused(name) else _imported(name)
 
 
 def _check_form(name):

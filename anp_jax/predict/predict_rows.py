@@ -144,7 +144,4 @@ def _csv(values):
 
 
 def _json(row):
-  try:
-    return (json.dumps(row, ensure_ascii=False) + '\n').encode()
-  except UnicodeEncodeError:
-    return (json.dumps(row) + '\n').encode()
+  return (json.dumps(row, ensure_ascii=False) + '\n').encode(errors='backslashreplace')

@@ -112,6 +112,13 @@ def test_processes_that_differ_do_not_begin():
   assert not run.have_begun
 
 
+def test_processes_that_cannot_share_gpus_do_not_begin():
+  run = _members(0, 1, count=2, platform='gpu', gpus=['a'], host='node0')
+  words = '^rank 0 on node0 and 1 more processes there all see the same 1 GPUs'
+  builders.assert_refused(words, run.begin, 99, least=1)
+  assert not run.have_begun
+
+
 @pytest.mark.parametrize(
   'info, text',
   [

@@ -165,6 +165,9 @@ def test_csv_and_json_lines():
   stream = io.BytesIO()
   predict_rows.writer('jsonl', stream.write, table.columns)(result)
   assert [json.loads(line) for line in stream.getvalue().splitlines()] == result
+  stream = io.BytesIO()
+  predict_rows.writer('jsonl', stream.write, table.columns)([{'file': 'é\udcff', 'rank': 1}])
+  assert stream.getvalue() == '{"file": "é\\udcff", "rank": 1}\n'.encode()
 
 
 def test_plain_classes():
