@@ -5,13 +5,10 @@ python main.py --workdir=runs/demo --mode=evaluate
 srun python main.py ...    # or mpirun, or see docs/clusters.md
 """
 
-from anp_jax.system import interrupts
-
 if __name__ == '__main__':
-  interrupts.install()  # before the slow imports
-  from anp_jax.system import xla_flags
+  from anp_jax import commands
 
-  xla_flags.use_huge_pages()  # restarts, and would import all else twice
+  commands.train()
 
 import contextlib
 import gc
@@ -21,7 +18,7 @@ import sys
 from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import joining, workdir_lock
 from anp_jax.config import command_line, exits, strategy as strategy_lib, urls
-from anp_jax.system import compute_dtype, mirror, xla_flags
+from anp_jax.system import compute_dtype, interrupts, mirror, xla_flags
 
 _EVALUATION = """Evaluates an image classifier.
 
@@ -112,7 +109,3 @@ def command(mode: str = '') -> None:
     mirror.remove()
     os._exit(status)
   interrupts.exit(status)
-
-
-if __name__ == '__main__':
-  command()

@@ -1,12 +1,14 @@
 """The commands of an installed package, such as anp-train.
 
-Each calls a module's `command`, as `python -m` does. Modules are imported after
-the handler of Ctrl-C is installed, so that Ctrl-C always ends a command with one
-line; a study waits for its processes on Ctrl-C, and the planner has no handler.
+A module that `python -m` runs calls its command here before its own imports, and the
+command ends the process. Modules are imported after the handler of Ctrl-C is
+installed, so that Ctrl-C always ends a command with one line; a study waits for its
+processes on Ctrl-C, and the planner has no handler.
 """
 
 import functools
 import importlib
+import sys
 
 from anp_jax.system import interrupts
 
@@ -27,7 +29,13 @@ def _compute(module, **arguments):
 
 
 def _run(module, **arguments):
-  importlib.import_module(module).command(**arguments)
+  """Ends with the status of a module's main function, unless it has a `command` that does more."""
+  imported = importlib.import_module(module)
+  if hasattr(imported, 'command'):
+    imported.command(**arguments)
+  else:
+    interrupts.listen()
+    interrupts.exit(imported.main(sys.argv))
 
 
 train = functools.partial(_compute, 'anp_jax.__main__')

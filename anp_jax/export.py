@@ -10,14 +10,13 @@ every network it writes model.stablehlo, which JAX runs without this package, wi
 labels.json and preprocessing.json.
 """
 
-from anp_jax.system import interrupts
-
 if __name__ == '__main__':
-  interrupts.install()  # before the slow imports
+  from anp_jax import commands
+
+  commands.export()
 
 from collections.abc import Iterator
 import os
-import sys
 
 import jax
 
@@ -141,13 +140,3 @@ def _parser():
   )
   trust.add_flag(parser)
   return parser
-
-
-def command() -> None:
-  """Runs as a program: python -m anp_jax.export, anp-export."""
-  interrupts.listen()
-  interrupts.exit(main(sys.argv))
-
-
-if __name__ == '__main__':
-  command()

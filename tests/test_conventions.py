@@ -15,6 +15,7 @@ _LAYERS = (
   'config',
   'costs',
   'system',
+  'commands',
   'models',
   'cluster',
   'data',
@@ -32,7 +33,6 @@ _LAYERS = (
   'export',
   'tools',
   '__main__',
-  'commands',
 )
 # Most lines of code of each part (of docs: all lines), by `code_metrics --code`. Only
 # a commit that says why may raise one.

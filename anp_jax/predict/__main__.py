@@ -13,13 +13,10 @@ read is listed on standard error and leaves no row.
 Ends with 0 if a file was named, 1 if none could be, 2 for a bad argument.
 """
 
-from anp_jax.system import interrupts
-
 if __name__ == '__main__':
-  interrupts.install()  # all else takes time
-  from anp_jax.system import xla_flags
+  from anp_jax import commands
 
-  xla_flags.use_huge_pages()  # restarts, and would import all else twice
+  commands.predict()
 
 from collections.abc import Iterable, Iterator
 import contextlib
@@ -281,13 +278,3 @@ def _title(trained, progress, drawn):
     f'{trained.config.model.name}, {origin}: {count}',
     f'{urls.remote_url(trained.folder)}; {classes}',
   ]
-
-
-def command() -> None:
-  """Runs as a program: python -m anp_jax.predict, anp-predict."""
-  interrupts.listen()
-  interrupts.exit(main(sys.argv))
-
-
-if __name__ == '__main__':
-  command()

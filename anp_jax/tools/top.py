@@ -7,14 +7,13 @@ python -m anp_jax.tools.top runs/first --stacks
 It asks the coordinator of a run of several processes, with the secret in the workdir.
 """
 
-from anp_jax.system import interrupts
-
 if __name__ == '__main__':
-  interrupts.install()  # all else takes time
+  from anp_jax import commands
+
+  commands.top()
 
 import contextlib
 import json
-import sys
 import time
 
 import rich.console
@@ -94,13 +93,3 @@ def _view(answer):
       f'{row.cpu + row.delay:.2f}',
     )
   return rich.console.Group(table, f' {answer["verdict"]}')
-
-
-def command() -> None:
-  """Runs as a program: python -m anp_jax.tools.top, anp-top."""
-  interrupts.listen()
-  interrupts.exit(main(sys.argv))
-
-
-if __name__ == '__main__':
-  command()

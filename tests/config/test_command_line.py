@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from anp_jax import config as config_lib, export
+from anp_jax import __main__ as main, config as config_lib, export
 from anp_jax.config import command_line, help
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.data.show import __main__ as show
@@ -13,7 +13,6 @@ from anp_jax.system import xla_flags
 from anp_jax.tools.compare import __main__ as compare
 from anp_jax.tools.plan import __main__ as plan
 from anp_jax.tools.study import __main__ as study
-import main
 from tests import builders, launching
 
 _TINY = f'--config={launching.ROOT}/configs/resnet_anp.py:tiny'

@@ -7,9 +7,9 @@ import tempfile
 
 import pytest
 
+from anp_jax import __main__ as main
 from anp_jax.config import command_line, urls
 from anp_jax.data.prepare import __main__ as prepare
-import main
 from tests import builders
 
 

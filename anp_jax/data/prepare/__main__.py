@@ -13,10 +13,10 @@ interruption, run the same command to resume. One host does all the work, in
 --workers processes.
 """
 
-from anp_jax.system import interrupts
-
 if __name__ == '__main__':
-  interrupts.install()  # all else takes time
+  from anp_jax import commands
+
+  commands.prepare()
 
 import os
 import re
@@ -26,7 +26,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, exits, outputs
 from anp_jax.data.prepare import actions as actions_lib, fetch, folder, worker_pool
 from anp_jax.data.sources import listings
-from anp_jax.system import cores
+from anp_jax.system import cores, interrupts
 
 _FROM = """folder of class folders, with or without split folders; or list:FILE, tar:PATTERN,
 hf:PATH, see docs/data.md; or URLS.tsv, whose photographs are fetched to --path"""
@@ -139,7 +139,3 @@ def command() -> None:
   os.environ.update(worker_pool.ENVIRONMENT)
   interrupts.listen()
   interrupts.exit(main(sys.argv))
-
-
-if __name__ == '__main__':
-  command()

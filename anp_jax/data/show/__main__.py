@@ -8,13 +8,12 @@ Writes training.png and evaluation.png; with --stats it prints counts and
 writes nothing. Any --config.KEY=VALUE goes with it, as in main.py.
 """
 
-from anp_jax.system import interrupts
-
 if __name__ == '__main__':
-  interrupts.install()  # all else takes time
+  from anp_jax import commands
+
+  commands.show()
 
 import os
-import sys
 
 import ml_collections
 import numpy as np
@@ -189,13 +188,3 @@ def _title(config, source, training, step, batch):
 
 def _batch_size(config):
   return config.batch_size or config.batch_size_per_device
-
-
-def command() -> None:
-  """Runs as a program: python -m anp_jax.data.show, anp-show."""
-  interrupts.listen()
-  interrupts.exit(main(sys.argv))
-
-
-if __name__ == '__main__':
-  command()

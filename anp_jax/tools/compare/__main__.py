@@ -6,13 +6,12 @@ RUN is a workdir; of a folder that holds workdirs, all of them are compared. The
 page is one file that opens anywhere. Runs may be unfinished, and may go on.
 """
 
-from anp_jax.system import interrupts
-
 if __name__ == '__main__':
-  interrupts.install()  # all else takes time
+  from anp_jax import commands
+
+  commands.compare()
 
 import os
-import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, exits, outputs
@@ -41,13 +40,3 @@ def _parse(arguments):
   flags.output = os.path.expanduser(flags.output)
   outputs.check_file('--output', flags.output, ('.html', '.htm'))
   return flags
-
-
-def command() -> None:
-  """Runs as a program: python -m anp_jax.tools.compare, anp-compare."""
-  interrupts.listen()
-  interrupts.exit(main(sys.argv))
-
-
-if __name__ == '__main__':
-  command()
