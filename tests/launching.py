@@ -184,7 +184,7 @@ class Ranks:
 
   def wait_for(self, rank, timeout=120) -> int:
     code = self.processes[rank].wait(timeout)
-    self._copies[rank].join(timeout)  # what prefixes the lines of a process outlives it
+    self._copies[rank].join(timeout)
     return code
 
   def ends(self, *codes, timeout=120) -> list[str]:

@@ -26,7 +26,6 @@ from anp_jax.cluster import (
   jax_processes,
   joining,
   listener,
-  log_prefix,
   preemption,
   process_info,
   proxies,
@@ -292,9 +291,7 @@ def start(
       f'config.cluster.elastic={config.cluster.elastic} does not go on without a process'
     )
   generation = generation_lib.current()
-  if not generation.number:  # else what this process writes is prefixed already
-    log_prefix.install(f'[{env.index} {info["host"]}] ')
-  elif isinstance(sys.stdout, io.TextIOWrapper):
+  if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(line_buffering=True)
   # One process a host says it.
   if info['platform'] == 'gpu' and not info['gpus'] and env.local_index <= 0:

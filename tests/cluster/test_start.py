@@ -46,7 +46,6 @@ def starting(monkeypatch, config, tmp_path):
   monkeypatch.setattr(client, 'CoordinatorClient', lambda *_: connected)
   monkeypatch.setattr(connection, 'connect', lambda *_: socket.create_server(('127.0.0.1', 0)))
   monkeypatch.setattr(termination, 'end_process', mock.Mock(side_effect=_Gone))
-  monkeypatch.setattr(cluster.log_prefix, 'install', lambda mark: None)
   return start
 
 
@@ -93,7 +92,6 @@ def test_a_server_that_does_nothing_else_computes_on_the_cpu(
 ):
   """But for the first one, which evaluates; its GPU is for others."""
   monkeypatch.setattr(xla_flags, 'platform', lambda e=os.environ: e['JAX_PLATFORMS'] or 'gpu')
-  monkeypatch.setattr(cluster.log_prefix, 'install', lambda text: None)
   infos = []
 
   def meet(env, info, *_):

@@ -89,9 +89,6 @@ def test_three_processes_and_their_replay(tmp_path, servers, devices):
   _whole(tmp_path, 100)
   workers = {p['worker'] for u in _updates(tmp_path) for p in u['parts']}
   assert len(workers) > 1  # on a busy machine the third may come too late
-  for rank, text in enumerate(texts):
-    lines = [line for line in text.splitlines() if line]
-    assert all(line.startswith(f'[{rank} ') for line in lines), text
   kinds = [r['kind'] for r in telemetry.read(str(tmp_path / 'run'))]
   assert kinds.count('train') == 5 and kinds.count('validation') == 1
 

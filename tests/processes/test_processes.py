@@ -68,9 +68,6 @@ def test_any_topology_continues_any_other_as_if_alone(tmp_path, alone, topologie
       devices,
       environment=launching.dead_proxy(),
     )
-    for rank, text in enumerate(texts):
-      lines = [line for line in text.splitlines() if line]
-      assert len(devices) == 1 or all(line.startswith(f'[{rank} ') for line in lines), text
     assert 'validation at step' in texts[0] and 'validation at step' not in ''.join(texts[1:])
   # Another order of sums in float32; another batch would be off by far more.
   _compare(alone, tmp_path / 'run', 1e-5)

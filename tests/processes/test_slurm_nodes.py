@@ -125,11 +125,10 @@ def test_a_run_on_two_nodes_of_four_and_on_all(cluster, three_nodes, tmp_path):
   text = (tmp_path / 'job.log').read_text()
   nodes = re.findall(r'start \d, on (\S+);', text)
   assert nodes == ['node[1-2]', 'node[1-4]'], text
-  logs = [(workdir / f'logs/{job}-{i}.log').read_text() for i in range(4)]
-  assert re.findall(r'devices  (\d) x cpu', logs[0]) == ['2', '4']
+  log = (workdir / f'logs/{job}-0.log').read_text()
+  assert re.findall(r'devices  (\d) x cpu', log) == ['2', '4']
   lines = telemetry.of_kind(str(workdir), 'train')
   assert [r['step'] for r in lines] == list(range(1, steps + 1))
-  assert all(f'[{i} node{i + 1}] ' in log for i, log in enumerate(logs))
 
 
 def test_two_tasks_a_node(cluster, three_nodes, tmp_path):

@@ -8,6 +8,7 @@
 # --again=T    start a process that was lost again, T times
 #
 # The variable PROGRAM is another program for the interpreter, such as "-m a.b".
+# Of several processes, each line begins with the rank.
 # SIGINT, SIGTERM and SIGUSR1 go to all processes. When one fails, the others get
 # 15 s to end as well; without one that is lost (killed, or status 69 or 75) a run may
 # go on. The status is that of the first that ended badly, or 0 if the run went on.
@@ -53,6 +54,12 @@ if [ -n "$bind" ] && command -v taskset >/dev/null; then
 print(*sorted(os.sched_getaffinity(0)))')
 fi
 
+# What labels the lines of a process outlives it, and so passes on its last words.
+label() {
+  trap '' HUP INT TERM USR1
+  exec sed -u "s/^/[$1] /"
+}
+
 pids=()
 for ((i = 0; i < count; i++)); do
   command=("$python" "${program[@]}" "--coordinator=127.0.0.1:$port"
@@ -68,6 +75,7 @@ for ((i = 0; i < count; i++)); do
   (
     trap - INT
     export JAX_NUM_CPU_DEVICES="$devices"
+    [ "$count" = 1 ] || exec > >(label "$i") 2> >(label "$i" >&2)
     exec "${command[@]}"
   ) &
   pids+=($!)

@@ -29,7 +29,7 @@ _OF_CONFIG = re.compile(r'(rank \d+ on \S+: )?config\.')
 _NOT_FINITE = 'not finite'  # in the line of a run that diverged
 # Values that stand for one that the run decides and writes to its config.json.
 _BY_RUN = {'batch_size': 0, 'model.dtype': 'auto'}
-_LABEL = re.compile(r'^\[\d+ [^\]]*\] ')
+_LABEL = re.compile(r'^\[\d+\] ')
 
 
 class Refusal(str):
