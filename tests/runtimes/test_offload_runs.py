@@ -9,7 +9,7 @@ import pytest
 
 from anp_jax import cluster, train
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.runtimes.calibration import calibrate, rounds
+from anp_jax.runtimes.calibration import rounds, timing
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import xla_flags
 from tests import builders, launching, splitting
@@ -45,7 +45,7 @@ def test_a_run_measures_plans_and_resumes(tmp_path, capsys, monkeypatch):
   assert json.loads((tmp_path / 'channel_split.json').read_text()) == saved
   # A finished run times nothing, on any devices.
   with monkeypatch.context() as m:
-    m.delattr(calibrate, 'measure')
+    m.delattr(timing, 'Timing')
     elsewhere = _config(**{'duration': '8 steps', 'strategy.offload_to': "('cpu:1', 'cpu:2')"})
     train.run(elsewhere, str(tmp_path))
   assert 'is finished: step 8 of 8' in capsys.readouterr().out
