@@ -191,7 +191,7 @@ def _optimizer(o, rate) -> optax.GradientTransformation:
     arguments = {name: o[name] for name in entry.defaults} | dict(entry.constants)
   else:
     arguments = dict(o.arguments)
-    words = f'none of {", ".join(settings)}, which come from optimizer.weight_decay'
+    words = f'none of {", ".join(settings)}, which the run gives (optimizer.weight_decay)'
     errors.check(not settings.keys() & arguments.keys(), 'optimizer.arguments', o.arguments, words)
   arguments |= settings
   result = trust.called('optimizer.name', o.name, function, rate, **arguments)
