@@ -22,6 +22,7 @@ SOURCES = (
   'digits',
   'synthetic',
 )
+STREAM = 2  # raised where a run of the same config would see other images
 FEATURES = 'features:'  # before files of features
 WORDS = ('adjectives', 'nouns')  # of pairs
 _STRONG = ('strong_crop', 'strong_scale', 'strong_pad')
@@ -65,6 +66,12 @@ KEYS = {
   'train_split': text('train', 'training split; for folder also a split file (.txt)'),
   'eval_split': text(
     'validation', 'evaluation split; for folder also a split file (.txt)', resumable=True
+  ),
+  'stream': integer(
+    STREAM,
+    'version of the order, cuts and augmentations that this code draws from the seed; a run '
+    'of another one is evaluated, but not continued',
+    above=0,
   ),
   'image_size': integer(64, 'input side of the network in pixels', above=0),
   'resize': integer(72, 'shorter side in pixels before the centre crop of evaluation', above=0),

@@ -66,9 +66,9 @@ def check(config: ConfigDict, kind: str) -> None:
   if kind == 'synthetic':
     text = f'expected images or features {text}'
     raise config_lib.ConfigError(f"config.data.source='synthetic': {text}")
-  if kind != 'vectors' and config.data.augment not in ('none', 'pad'):
+  if kind != 'vectors' and augment.cut(config) not in ('none', 'pad'):
     raise config_lib.ConfigError(
-      f'config.data.augment={config.data.augment!r}: expected none or pad {text}'
+      f'config.data.augment={config.data.augment!r}: expected none, pad or strong_pad {text}'
     )
 
 
@@ -149,7 +149,7 @@ def batch(config: ConfigDict, examples: Examples, draws: Draws) -> dict:
   is_image = examples.image.dtype == jnp.uint8
   pad, side = augment.padding(config) * is_image, config.data.image_size
   image = examples.image[draws.example]
-  if is_image and config.data.augment == 'pad':  # it mirrors small images, too
+  if is_image and augment.cut(config) == 'pad':  # it mirrors small images, too
     image = jnp.where(draws.flip[:, None, None, None], image[:, :, ::-1], image)
   if pad:
     image = jnp.pad(image, ((0, 0), (pad, pad), (pad, pad), (0, 0)))

@@ -24,15 +24,13 @@ class InputCost(NamedTuple):
   Attributes:
     read: seconds to read what the source has.
     decode: seconds to decode, cut and resize it, and to assemble batches.
-    augment: seconds of what follows: shifts, RandAugment, random erasing.
   """
 
   read: float
   decode: float
-  augment: float
 
   def text(self) -> str:
-    """For people: '1.17 ms of a core an image (read 0.02, decode 1.15, augment 0)'."""
+    """For people: '1.17 ms of a core an image (read 0.02, decode 1.15)'."""
     stages = ', '.join(f'{name} {1e3 * value:.2g}' for name, value in self._asdict().items())
     return f'{1e3 * sum(self):.3g} ms of a core an image ({stages})'
 
@@ -50,15 +48,11 @@ def measure(
   config = config_lib.replaced(config, {'data.threads': 1})
   plan = batch_plan.BatchPlan(config, len(source), _ROWS, np.arange(_ROWS), True)
   batches = pipeline.batches(source, plan)
-  image = next(batches)['image']
   total = processor_time(lambda: next(batches), seconds / 2) / _ROWS
   batches.close()
   counts = itertools.count()
   read = processor_time(lambda: source.read(plan.indices(next(counts))[1]), seconds / 4) / _ROWS
-  augment = 0.0
-  if source.has_images:
-    augment = processor_time(lambda: plan.augmented(0, image), seconds / 4) / _ROWS
-  return InputCost(read, max(total - read - augment, 0.0), augment)
+  return InputCost(read, max(total - read, 0.0))
 
 
 def processor_time(call: Callable[[], object], seconds: float) -> float:

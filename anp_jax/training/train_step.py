@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from anp_jax.cluster import preemption
+from anp_jax.data.input import strong_augment
 from anp_jax.models.layers import example_randomness, sums as sums_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib, step_sums
 from anp_jax.training import microsteps, mixing, multipliers, objective as losses_lib, step_context
@@ -195,7 +196,8 @@ class TrainStep(step_context.StepContext):
     mixing_key, dropout_key = jax.random.split(key)
     config, wide = self.config, self.config.model.param_dtype
     d = config.data
-    images = mixing.normalise(batch['image'], d.mean, d.std, config.model.dtype)
+    images = strong_augment.augmented(config, batch['image'], key, batch['row'])
+    images = mixing.normalise(images, d.mean, d.std, config.model.dtype)
     targets = self.objective.targets(batch['label'], wide)
     images, targets = mixing.blend(
       images, targets, batch['row'], mixing_key, config.data.mixup, config.data.cutmix

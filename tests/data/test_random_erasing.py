@@ -1,35 +1,31 @@
 """Random erasing against closed forms."""
 
+import jax
 import numpy as np
 import pytest
 
 from anp_jax.data.input import random_erasing
 from tests import random_numbers
 
-_N, _SIDE = 4000, 2000
+_N, _SIDE = 4000, 2000  # rounding is below what a test resolves
 
 
-@pytest.fixture
-def strong(config):
-  config.data.augment = 'strong_crop'
-  config.data.image_size = _SIDE  # rounding is below what a test resolves
-  return config
+def _boxes(share, side=_SIDE):
+  return np.asarray(random_erasing.boxes(jax.random.split(jax.random.key(0), _N), share, side))
 
 
 @pytest.mark.parametrize('share', [0.0, 0.25, 1.0])
-def test_share_of_images(strong, share):
-  strong.data.erase = share
-  boxes = random_erasing.boxes(strong, np.arange(_N))
-  assert boxes.shape == (_N, 4) and boxes.dtype == np.int64
+def test_share_of_images(share):
+  boxes = _boxes(share)
+  assert boxes.shape == (_N, 4) and boxes.dtype == np.int32
   erased = boxes[:, 2] > 0
   np.testing.assert_array_equal(erased, boxes[:, 3] > 0)
   # Five standard deviations of a binomial share.
   assert abs(erased.mean() - share) <= 5 * np.sqrt(share * (1 - share) / _N)
 
 
-def test_areas_ratios_and_places(strong):
-  strong.data.erase = 1.0
-  boxes = random_erasing.boxes(strong, np.arange(_N)).astype(float)
+def test_areas_ratios_and_places():
+  boxes = _boxes(1.0).astype(float)
   area = boxes[:, 2] * boxes[:, 3] / _SIDE**2
   ratio = np.log(boxes[:, 3] / boxes[:, 2]) / np.log(1 / 0.3)
   # Area a of ratio r is cut where a max(r, 1 / r) > 1; none below 0.3 is.
@@ -44,9 +40,8 @@ def test_areas_ratios_and_places(strong):
 
 
 @pytest.mark.parametrize('side', [1, 2, 7, 32])
-def test_boxes_are_inside_the_image(strong, side):
-  strong.data.image_size, strong.data.erase = side, 1.0
-  boxes = random_erasing.boxes(strong, np.arange(_N))
+def test_boxes_are_inside_the_image(side):
+  boxes = _boxes(1.0, side)
   assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] >= 1).all()
   assert (boxes[:, :2] + boxes[:, 2:] <= side).all()
   if side == 32:  # every edge is reached
@@ -54,10 +49,11 @@ def test_boxes_are_inside_the_image(strong, side):
     assert (boxes[:, :2] + boxes[:, 2:]).max(0).tolist() == [32, 32]
 
 
-def test_what_is_in_the_box_has_the_colour(strong):
+def test_what_is_in_the_box_has_the_colour():
   images = np.random.default_rng(0).integers(0, 100, (3, 8, 8, 3), np.uint8)
   boxes = np.array([[1, 2, 3, 4], [0, 0, 0, 0], [5, 5, 3, 3]])
   want = images.copy()
   want[0, 1:4, 2:6] = want[2, 5:8, 5:8] = (124, 117, 104)
-  random_erasing.erase(images, boxes, (124, 117, 104))
-  np.testing.assert_array_equal(images, want)
+  erased = random_erasing.erased(images, boxes, (124, 117, 104))
+  assert erased.dtype == np.uint8
+  np.testing.assert_array_equal(erased, want)

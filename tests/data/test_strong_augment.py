@@ -1,114 +1,91 @@
-"""RandAugment and random erasing in the stream: after the cut, by position."""
+"""RandAugment and random erasing in a training step: after the cut, by seed, step and row."""
 
+import jax
 import numpy as np
+import optax
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data.input import augment, batch_plan, rand_augment, random_erasing
-from tests import builders, image_sources
+from anp_jax.data.input import batch_plan, strong_augment
+from anp_jax.parallel import mesh as mesh_lib
+from tests import builders, image_sources, programs
 
-_BATCH = image_sources.BATCH
-# How an example's pixels come about: (kind of the source, data.decode).
-_PATHS = [('encoded', 'fast'), ('encoded', 'bicubic'), ('pixels', 'fast')]
-
-
-@pytest.fixture(scope='module')
-def sources():
-  """The same 21 pictures as files and as arrays, by kind."""
-  images = image_sources.pixels_of_many_sizes()
-  files = [builders.encode_image(image, 'PNG') for image in images]
-  return {'encoded': image_sources.Source(files), 'pixels': image_sources.Source(images)}
+_ROWS = 16
 
 
 @pytest.fixture
 def strong(config):
-  config.data.augment, config.data.resize = 'strong_crop', 40
-  config.data.erase = 0.5
+  config.data.augment, config.data.erase = 'strong_crop', 0.5
+  config.batch_size = _ROWS
   return config
 
 
-def _images(config, source, steps, **process):
-  """The images of the first steps, (steps * rows, side, side, 3)."""
-  batches = image_sources.batches(config, source, steps, **process)
-  return np.concatenate([batch['image'] for batch in batches])
+def _augmented(config, images, key, rows):
+  return np.asarray(jax.jit(lambda *x: strong_augment.augmented(config, *x))(images, key, rows))
 
 
-@pytest.mark.parametrize('kind, decode', _PATHS)
-@pytest.mark.parametrize('cut', ['crop', 'pad'])
-def test_they_follow_the_cut_in_each_decoder(strong, sources, kind, decode, cut):
-  strong.data.decode, strong.data.augment = decode, f'strong_{cut}'
-  images = _images(strong, sources[kind], 2)
-  positions = np.arange(2 * _BATCH)
-  boxes = random_erasing.boxes(strong, positions)
-  draws = rand_augment.draws(strong, positions)
-  strong.data.augment = cut
-  plain = _images(strong, sources[kind], 2)
-  fill = augment.mean_colour(strong)
-  assert fill == (124, 117, 104)  # of ImageNet, rounded
-  want = np.stack(
-    [rand_augment.augmented(image, numbers, 9.0, fill) for image, numbers in zip(plain, draws)]
+def test_the_row_decides_and_not_the_device(strong):
+  batch, key = programs.batch(0, _ROWS, 16), jax.random.key(1)
+  images, rows = batch['image'], batch['row']
+  want = _augmented(strong, images, key, rows)
+  assert ((want != images).any((1, 2, 3))).sum() > 8
+  spec = jax.P(mesh_lib.BATCH)
+  for devices in (2, 4, 8):
+    mesh = mesh_lib.create(strong, jax.devices()[:devices])
+    program = programs.mapped(
+      lambda x, rows: strong_augment.augmented(strong, x, key, rows), mesh, (spec, spec), spec
+    )
+    for order in (slice(None), slice(None, None, -1)):
+      arrays = programs.put((images[order], rows[order]), mesh)
+      np.testing.assert_array_equal(program(*arrays), want[order])
+  assert (_augmented(strong, images, jax.random.key(2), rows) != want).any()
+
+
+def test_a_step_sees_what_is_shown(strong):
+  """Its loss is that of the network on these images."""
+  strong.model.name, strong.data.image_size, strong.data.resize = 'lenet', 16, 16
+  program = programs.build(strong, 2)
+  batch, state = programs.batch(0, _ROWS, 16), program.new_state()
+  d = strong.data
+  logits = []
+  images = strong_augment.of_steps(strong, batch['image'], np.zeros(_ROWS, int), batch['row'])
+  for image in (batch['image'], images):
+    pixels = ((image - np.array(d.mean)) / np.array(d.std)).astype(np.float32)
+    logits.append(program.model.apply({'params': state.params}, pixels, True))
+  plain, want = (
+    optax.softmax_cross_entropy_with_integer_labels(x, batch['label']).mean() for x in logits
   )
-  changed = (want != plain).any((1, 2, 3))
-  # Three of four images have an operation, some of no effect.
-  assert 6 <= changed.sum() <= 15
-  random_erasing.erase(want, boxes, fill)
-  np.testing.assert_array_equal(images, want)
+  mesh = program.spec.mesh
+  _, values = program.train_step(state, programs.put(batch, mesh))
+  loss = np.asarray(values)[0]
+  # float32 sums in another order.
+  assert loss == pytest.approx(float(want), rel=1e-5) and abs(loss - float(plain)) > 1e-3
 
 
-@pytest.mark.parametrize('kind', ['encoded', 'pixels'])
-def test_the_position_decides(strong, sources, kind):
-  """Not the batch's size, the process, the first step or the threads."""
-  source = sources[kind]
-  images = _images(strong, source, 4)
-  by_step = images.reshape(4, _BATCH, *images.shape[1:])
-  np.testing.assert_array_equal(_images(strong, source, 8, batch=4), images)
-  rows = np.array([1, 2, 6])
-  part = _images(strong, source, 4, rows=rows).reshape(4, 3, *images.shape[1:])
-  np.testing.assert_array_equal(part, by_step[:, rows])
-  later = _images(strong, source, 1, start=3)
-  np.testing.assert_array_equal(later, by_step[3])
-  for threads in (1, 3):
-    strong.data.threads = threads
-    np.testing.assert_array_equal(_images(strong, source, 1), by_step[0])
+def test_the_host_cuts_alike(strong):
+  """Its batches have the plain cut: the device does the rest."""
+  source = image_sources.Source(image_sources.pixels_of_many_sizes())
+  images = []
+  for cut in ('strong_pad', 'pad'):
+    strong.data.augment = cut
+    images.append([b['image'] for b in image_sources.batches(strong, source, 2)])
+  np.testing.assert_array_equal(*images)
 
 
-def test_draws_belong_to_the_position_and_the_seed(strong):
-  positions, some, draws = np.arange(1000), np.array([999, 3, 500]), []
-  for function in (augment.train_draws, rand_augment.draws, random_erasing.boxes):
-    draws.append(function(strong, positions))
-    np.testing.assert_array_equal(function(strong, some), draws[-1][some])
-    strong.seed += 1
-    assert not np.array_equal(function(strong, positions), draws[-1])
-    strong.seed -= 1
-  crops, operations, _ = draws
-  # No number is drawn twice, not for another purpose either.
-  assert len(np.unique(np.append(crops, operations))) == crops.size + operations.size
-
-
-def test_images_of_a_decoder_that_are_read_only_are_not_changed(strong):
-  strong.data.rand_augment_ops, strong.data.erase = 0, 1.0
-  plan = batch_plan.BatchPlan(strong, _BATCH, _BATCH, np.arange(_BATCH), True)
-  side = strong.data.image_size
-  images = np.zeros((_BATCH, side, side, 3), np.uint8)
-  images.flags.writeable = False
-  assert plan.augmented(0, images).any((1, 2, 3)).all()
-  assert not images.any()
-
-
-def test_nothing_is_left_where_both_are_off(strong, sources):
+def test_nothing_changes_where_both_are_off_and_no_features(strong):
+  images = programs.batch(0, _ROWS, 16)['image']
+  arguments = jax.random.key(0), np.arange(_ROWS)
+  features = images.astype(np.float32)
+  assert strong_augment.augmented(strong, features, *arguments) is features
   strong.data.rand_augment_ops, strong.data.erase = 0, 0.0
-  images = _images(strong, sources['pixels'], 2)
-  strong.data.augment = 'crop'
-  np.testing.assert_array_equal(images, _images(strong, sources['pixels'], 2))
+  np.testing.assert_array_equal(_augmented(strong, images, *arguments), images)
 
 
-@pytest.mark.parametrize('kind, decode', _PATHS)
-def test_evaluation_is_as_it_was(strong, sources, kind, decode):
-  strong.data.decode = decode
-  images = image_sources.evaluated(strong, sources[kind])['image']
-  strong.data.augment = 'none'
-  expected = image_sources.evaluated(strong, sources[kind])['image']
-  np.testing.assert_array_equal(images, expected)
+def test_another_version_of_the_stream_is_not_trained_on(strong):
+  strong.data.stream = 1
+  plan = strong, 10, 2, np.arange(2)
+  builders.assert_refused('config.data.stream=1: expected 2', batch_plan.BatchPlan, *plan, True)
+  batch_plan.BatchPlan(*plan, training=False)  # what it has learnt is evaluated
 
 
 def test_the_keys_apply_to_strong_augmentation_only():

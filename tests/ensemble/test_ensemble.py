@@ -238,7 +238,7 @@ _NUMBERS = {
 def test_numbers_of_members_act_as_constants_do():
   """All at once: float64 steps of one program against a step compiled for each config."""
   with jax.enable_x64():
-    wide = {'model.dtype': 'float64', 'model.param_dtype': 'float64'}
+    wide = {'model.dtype': 'float64', 'model.param_dtype': 'float64', 'data.augment': 'strong_pad'}
     configs = [
       _config(**wide, **{key: values[i] for key, values in _NUMBERS.items()}) for i in range(2)
     ]
@@ -304,7 +304,7 @@ def test_as_many_members_as_fit_train_together():
 @pytest.mark.parametrize(
   'changes, text',
   [
-    ({'data.augment': 'crop'}, "config.data.augment='crop': expected none or pad"),
+    ({'data.augment': 'crop'}, "config.data.augment='crop': expected none, pad or strong_pad"),
     (
       {'strategy.name': 'invariant', 'strategy.threads': '8'},
       "config.strategy.name='invariant': expected a strategy",

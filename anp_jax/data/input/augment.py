@@ -6,6 +6,7 @@ process, thread or library that makes it.
 """
 
 import dataclasses
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -64,15 +65,15 @@ def train_views(config: ml_collections.ConfigDict, draws: np.ndarray, sizes: np.
   Returns:
     Views of whole pixels.
   """
-  d, cut = config.data, _cut(config)
-  if cut == 'none':
+  d, kind = config.data, cut(config)
+  if kind == 'none':
     return eval_views(config, sizes)
   flips = draws[:, 4] < d.flip
-  if cut == 'pad':
+  if kind == 'pad':
     return dataclasses.replace(eval_views(config, sizes), flips=flips)
   sizes = np.asarray(sizes, np.float64)
-  if cut == 'crop':
-    sides = random_sides(draws, d.crop_area, d.crop_ratio, sizes)
+  if kind == 'crop':
+    sides = np.stack(random_sides(draws, d.crop_area, d.crop_ratio, sizes), 1)
   else:
     low, high = d.scale_range
     shorter = low + np.floor(draws[:, 0] * (high - low + 1))
@@ -113,7 +114,7 @@ def moved(config: ml_collections.ConfigDict, draws: np.ndarray, images: np.ndarr
 
 def padding(config: ml_collections.ConfigDict) -> int:
   """The pixels that `moved` adds at each side of an image."""
-  return config.data.image_size // _PAD_SHARE if _cut(config) == 'pad' else 0
+  return config.data.image_size // _PAD_SHARE if cut(config) == 'pad' else 0
 
 
 def corners_of(config: ml_collections.ConfigDict, draws: np.ndarray) -> np.ndarray:
@@ -159,28 +160,32 @@ def _eval_views_of_resampled(d, sizes):
   return Views(boxes, np.zeros(len(boxes), bool))
 
 
-def random_sides(draws: np.ndarray, area: tuple, ratio: tuple, sizes: np.ndarray) -> np.ndarray:
+def random_sides(draws: Any, area: tuple, ratio: tuple, sizes: np.ndarray) -> tuple[Any, Any]:
   """Height and width of boxes of random area and aspect ratio.
 
   Args:
-    draws: (n, 2) float64 in [0, 1); further columns are not read.
+    draws: (n, 2) in [0, 1), of NumPy or JAX; further columns are not read.
     area: least and most, shares of the image; uniform between them.
     ratio: least and most width over height; its logarithm is uniform.
     sizes: (n, 2) height and width of the images.
 
   Returns:
-    (n, 2) float64, neither rounded nor cut to the image.
+    Heights and widths, (n,) each like draws, neither rounded nor cut to the image.
   """
   low, high = area
   pixels = (low + draws[:, 0] * (high - low)) * sizes.prod(1)
-  logs = np.log(ratio)
-  ratios = np.exp(logs[0] + draws[:, 1] * (logs[1] - logs[0]))
-  return np.stack([np.sqrt(pixels / ratios), np.sqrt(pixels * ratios)], 1)
+  ratios = ratio[0] * (ratio[1] / ratio[0]) ** draws[:, 1]
+  return (pixels / ratios) ** 0.5, (pixels * ratios) ** 0.5
 
 
 def is_stretched(config: ml_collections.ConfigDict) -> bool:
   """Whether evaluation brings both sides of an image to one length."""
   return config.data.decode in RESAMPLED and config.data.stretch
+
+
+def cut(config: ml_collections.ConfigDict) -> str:
+  """The cut of config.data.augment: 'crop', 'scale', 'pad' or 'none'."""
+  return config.data.augment.removeprefix(_STRONG)
 
 
 def is_strong(config: ml_collections.ConfigDict) -> bool:
@@ -191,7 +196,3 @@ def is_strong(config: ml_collections.ConfigDict) -> bool:
 def mean_colour(config: ml_collections.ConfigDict) -> tuple[int, int, int]:
   """The colour nearest to config.data.mean, RGB, 0..255."""
   return tuple(min(255, max(0, round(level))) for level in config.data.mean)
-
-
-def _cut(config):
-  return config.data.augment.removeprefix(_STRONG)

@@ -13,8 +13,10 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from anp_jax import config as config_lib
+from anp_jax.config import data_keys
 from anp_jax.data import index_shuffle
-from anp_jax.data.input import augment, rand_augment, random_erasing
+from anp_jax.data.input import augment
 from anp_jax.data.sources import balance
 
 # Positions that are shuffled at once: of 256, NumPy's calls take 1.7 ms of 2.6.
@@ -49,6 +51,12 @@ class BatchPlan:
   tickets: Callable[[int], tuple[Any, np.ndarray]] | None = None
   is_known: bool = False
   sampler: balance.Sampler | None = None
+
+  def __post_init__(self):
+    version = self.config.data.stream
+    if self.training and version != data_keys.STREAM:
+      text = f'config.data.stream={version}: expected {data_keys.STREAM}, which this code draws'
+      raise config_lib.ConfigError(text)
 
   @property
   def steps(self) -> int | None:
@@ -118,36 +126,18 @@ class BatchPlan:
     draws = augment.train_draws(self.config, positions)
     return augment.train_views(self.config, draws, sizes)
 
-  def augmented(self, count: int, images: np.ndarray, map_fn: Callable = map) -> np.ndarray:
-    """The images of a batch of this stream, with all that follows the cut.
+  def moved(self, count: int, images: np.ndarray) -> np.ndarray:
+    """The images of a batch of this stream, moved if training asks for it.
 
     Args:
       count: place of the batch in the stream.
       images: (n, size, size, 3) uint8, as `views` cuts them.
-      map_fn: like `map`, perhaps by several threads.
-
-    Returns:
-      The images: moved, after RandAugment, in part erased.
     """
     if not self.training:
       return images
-    config = self.config
     step, rows = self.step_and_rows(count)
-    positions = step * self.batch_size + rows
-    images = augment.moved(config, augment.train_draws(config, positions), images)
-    if not augment.is_strong(config):
-      return images
-    d, fill = config.data, augment.mean_colour(config)
-    if d.rand_augment_ops:
-      draws = rand_augment.draws(config, positions)
-      operate = functools.partial(
-        rand_augment.augmented, magnitude=d.rand_augment_magnitude, fill=fill
-      )
-      images = np.stack([*map_fn(operate, images, draws)])
-    else:
-      images = images.copy()  # a decoder's may be read-only
-    random_erasing.erase(images, random_erasing.boxes(config, positions), fill)
-    return images
+    draws = augment.train_draws(self.config, step * self.batch_size + rows)
+    return augment.moved(self.config, draws, images)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ def batches(
       decoded = decode_pillow.batches(reader)
     for count, (image, label, weight) in enumerate(decoded, plan.start):
       if source.kind != 'vectors':
-        image = plan.augmented(count, image, pool.map)
+        image = plan.moved(count, image)
       rows = plan.step_and_rows(count)[1].astype(np.int32)
       yield {'image': image, 'label': label, 'weight': weight, 'row': rows}
 

@@ -1,210 +1,245 @@
-"""RandAugment: random operations of one strength on each image.
+"""RandAugment on the device: random operations of one strength on each image.
 
 Cubuk et al. 2019 (arXiv 1909.13719), with the operations of timm's
 'rand-mM-nN-mstd0.5-inc1', which trained DeiT and ConvNeXt. Each operation
 grows stronger with its magnitude, which is normal around that of the config
 with a deviation of 0.5; half of the operations are left out. What is rotated, sheared or
-translated takes the nearest pixel, as in the paper's code and in torchvision. OpenCV does
-it all, in two fifths of the time that Pillow takes.
+translated takes the nearest pixel, as in the paper's code and in torchvision.
 """
 
 from collections.abc import Callable
-import math
 
-import ml_collections
+import jax
+from jax import lax
+import jax.numpy as jnp
 import numpy as np
 
-from anp_jax.data import index_shuffle
-from anp_jax.data.input import decode_opencv
-
-_STREAM = 4  # of random numbers, see `index_shuffle.uniform`
-_DRAWS = 5  # which operation, whether, two of its magnitude, its direction
 _PROBABILITY = 0.5
 _DEVIATION = 0.5
 MAX_MAGNITUDE = 10
 _MAX_ADDED = 110  # grey levels of solarize_add
-_LEVELS = np.arange(256)
-_FLOAT_LEVELS = np.arange(256, dtype=np.float32)  # Pillow blends in float32
+_LEVELS = np.arange(256, dtype=np.int32)
+_GREY = np.array([19595, 38470, 7471], np.int32)  # Pillow's, of 65,536
 # Pillow's SMOOTH, from which `sharpness` leads away.
-_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+_SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))
 
 
-def draws(config: ml_collections.ConfigDict, positions: np.ndarray) -> np.ndarray:
-  """The random numbers of training examples.
-
-  Args:
-    config: the run's config.
-    positions: (n,) int64 places in the endless stream.
-
-  Returns:
-    (n, operations, 5) float64 in [0, 1), inputs of `augmented`.
-  """
-  ops = config.data.rand_augment_ops
-  numbers = index_shuffle.uniform(config.seed, _STREAM, positions, _DRAWS * ops)
-  return numbers.reshape(-1, ops, _DRAWS)
-
-
-def augmented(image: np.ndarray, draws: np.ndarray, magnitude: float, fill: tuple) -> np.ndarray:
-  """One image after its operations.
+def augmented(
+  images: jax.Array, keys: jax.Array, operations: int, magnitude: float, fill: tuple
+) -> jax.Array:
+  """Images after their operations.
 
   Args:
-    image: (height, width, 3) uint8.
-    draws: (operations, 5) float64 in [0, 1), of one example.
+    images: (n, height, width, 3) uint8.
+    keys: (n,) random keys.
+    operations: number of operations of an image, left out or not.
     magnitude: mean of the operations' magnitudes, 0 to 10.
     fill: RGB, 0..255, colour beyond the image.
 
   Returns:
-    (height, width, 3) uint8.
+    (n, height, width, 3) uint8.
   """
-  names = tuple(OPERATIONS)
-  for choice, chance, radius, angle, sign in draws.tolist():
-    if chance >= _PROBABILITY:
-      continue
-    # Box and Muller 1958: a normal number of two uniform ones.
-    normal = math.sqrt(-2 * math.log1p(-radius)) * math.cos(2 * math.pi * angle)
-    level = min(max(magnitude + _DEVIATION * normal, 0.0), MAX_MAGNITUDE)
-    name = names[int(choice * len(names))]
-    image = apply(image, name, level, -1 if sign < 0.5 else 1, fill)
-  return image
+
+  def step(image, key):
+    return apply(image, *drawn(key, magnitude), fill), None
+
+  def one(image, key):
+    return lax.scan(step, image, jax.random.split(key, operations))[0]
+
+  # A loop makes for each image the operations that it has; an accelerator, which would
+  # wait for each of them, makes all of them for all images and selects.
+  return lax.platform_dependent(
+    images, keys, cpu=lambda *arrays: lax.map(lambda x: one(*x), arrays), default=jax.vmap(one)
+  )
+
+
+def drawn(key: jax.Array, magnitude: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """A random operation.
+
+  Args:
+    key: random key.
+    magnitude: mean of its magnitude.
+
+  Returns:
+    Its number in OPERATIONS, int32, their length where it is left out; its magnitude,
+    0 to 10, and its direction, 1 or -1, float32.
+  """
+  keys = jax.random.split(key, 4)
+  number = jax.random.randint(keys[0], (), 0, len(OPERATIONS), jnp.int32)
+  applies = jax.random.bernoulli(keys[1], jnp.float32(_PROBABILITY))
+  level = magnitude + _DEVIATION * jax.random.normal(keys[2], (), jnp.float32)
+  direction = jnp.where(jax.random.bernoulli(keys[3], jnp.float32(0.5)), 1, -1)
+  number = jnp.where(applies, number, len(OPERATIONS)).astype(jnp.int32)
+  return number, jnp.clip(level, 0, MAX_MAGNITUDE), direction.astype(jnp.float32)
 
 
 def apply(
-  image: np.ndarray, name: str, magnitude: float, direction: int, fill: tuple
-) -> np.ndarray:
+  image: jax.Array, number: jax.Array, magnitude: jax.Array, direction: jax.Array, fill: tuple
+) -> jax.Array:
   """An image after one operation.
 
   Args:
     image: (height, width, 3) uint8.
-    name: one of OPERATIONS.
-    magnitude: 0 to 10.
-    direction: 1 or -1; operations without a direction ignore it.
+    number: int32, of OPERATIONS; their length: none.
+    magnitude: float32, 0 to 10.
+    direction: float32, 1 or -1; operations without a direction ignore it.
     fill: RGB, 0..255, colour beyond the image.
 
   Returns:
     (height, width, 3) uint8.
   """
-  return OPERATIONS[name](image, magnitude / MAX_MAGNITUDE, direction, fill)
+  kind, index = jnp.asarray(_KINDS)[number]
+  level = magnitude / MAX_MAGNITUDE
+  branches = (
+    lambda: _mapped(image, lax.switch(index, [*_TABLES.values()], image, level, direction)),
+    lambda: _moved(image, lax.switch(index, _rows_of(image), direction * level), fill),
+    lambda: _mixed(image, lax.switch(index, [*_PLAINEST.values()], image), level, direction),
+    lambda: image,
+  )
+  return lax.switch(kind, branches)
+
+
+def _table(function):
+  """An operation's levels (256, 3) uint8 in place of 0..255; `function`'s are cut to these."""
+
+  def table(image, level, direction):
+    levels = jnp.clip(function(image, level, direction), 0, 255).astype(jnp.uint8)
+    return jnp.broadcast_to(levels.reshape(256, -1), (256, 3))
+
+  return table
 
 
 def _mapped(image, table):
-  """An image whose levels are replaced, by table (256,) or (256, 3), which is cut to 0..255."""
-  cv2 = decode_opencv.load()[0]
-  table = np.clip(table, 0, 255).astype(np.uint8)
-  return cv2.LUT(image, table.reshape(1, 256, -1))
-
-
-def _histograms(image):
-  """(256, 3) counts of the levels of each channel."""
-  cv2 = decode_opencv.load()[0]
-  counts = [cv2.calcHist([image], [channel], None, [256], [0, 256]) for channel in range(3)]
-  return np.stack([count.ravel() for count in counts], 1).astype(np.int64)
+  return table.at[image, jnp.arange(3)].get(mode='promise_in_bounds')
 
 
 def _auto_contrast(image, *_):
-  present = _histograms(image) > 0
-  low, high = present.argmax(0), 255 - present[::-1].argmax(0)
-  scale = 255 / np.maximum(high - low, 1)
-  stretched = (_LEVELS[:, None] * scale - low * scale).astype(np.int64)
-  return _mapped(image, np.where(high > low, stretched, _LEVELS[:, None]))
+  low, high = (f(image, (0, 1)).astype(jnp.int32) for f in (jnp.min, jnp.max))
+  stretched = (_LEVELS[:, None] - low) * 255 // jnp.maximum(high - low, 1)
+  return jnp.where(high > low, stretched, _LEVELS[:, None])
 
 
 def _equalize(image, *_):
-  counts = _histograms(image)
-  largest = counts[255 - (counts > 0)[::-1].argmax(0), range(3)]
-  step = (counts.sum(0) - largest) // 255
-  below = np.cumsum(counts, 0) - counts
-  table = (step // 2 + below) // np.maximum(step, 1)
-  return _mapped(image, np.where(step > 0, table, _LEVELS[:, None]))
+  counts = jnp.zeros((256, 3), jnp.int32).at[image, jnp.arange(3)].add(1)
+  largest = counts[image.max((0, 1)), jnp.arange(3)]
+  step = (image.shape[0] * image.shape[1] - largest) // 255
+  below = jnp.cumsum(counts, 0) - counts
+  return jnp.where(step > 0, (step // 2 + below) // jnp.maximum(step, 1), _LEVELS[:, None])
 
 
-def _posterize(image, level, *_):
+def _posterize(_, level, __):
   # At magnitude 10 timm keeps no bit: black, or an error of newer Pillows.
-  bits = max(1, 4 - int(level * 4))
-  return _mapped(image, _LEVELS & -(1 << 8 - bits))
+  bits = jnp.maximum(1, 4 - (level * 4).astype(jnp.int32))
+  return _LEVELS & -(1 << 8 - bits)
 
 
-def _solarize(image, level, *_):
-  return _mapped(image, np.where(_LEVELS < 256 - int(level * 256), _LEVELS, 255 - _LEVELS))
+def _solarize(_, level, __):
+  return jnp.where(_LEVELS < 256 - (level * 256).astype(jnp.int32), _LEVELS, 255 - _LEVELS)
 
 
-def _solarize_add(image, level, *_):
-  return _mapped(image, np.where(_LEVELS < 128, _LEVELS + int(level * _MAX_ADDED), _LEVELS))
+def _solarize_add(_, level, __):
+  return jnp.where(_LEVELS < 128, _LEVELS + (level * _MAX_ADDED).astype(jnp.int32), _LEVELS)
 
 
-def _factor(level, sign):
+def _factor(level, direction):
   """How far an enhancement goes from its plainest image, 0, over the image itself, 1."""
-  return max(0.1, 1 + sign * level * 0.9)
+  return jnp.maximum(jnp.float32(0.1), 1 + direction * level * jnp.float32(0.9))
 
 
-def _contrast(image, level, sign, _):
-  cv2 = decode_opencv.load()[0]
-  mean = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
-  return _mapped(image, mean + np.float32(_factor(level, sign)) * (_FLOAT_LEVELS - mean))
+def _contrast(image, level, direction):
+  pixels = image.shape[0] * image.shape[1]
+  mean = (2 * _grey(image).sum(dtype=jnp.int32) + pixels) // (2 * pixels)
+  return mean + _factor(level, direction) * (_LEVELS - mean).astype(jnp.float32)
 
 
-def _brightness(image, level, sign, _):
-  return _mapped(image, np.float32(_factor(level, sign)) * _FLOAT_LEVELS)
+def _brightness(_, level, direction):
+  return _factor(level, direction) * _LEVELS.astype(np.float32)
 
 
-def _color(image, level, sign, _):
-  cv2 = decode_opencv.load()[0]
-  factor = _factor(level, sign)
-  grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
-  return cv2.addWeighted(image, factor, grey, 1 - factor, 0)
+def _grey(image):
+  """(height, width, 1) int32."""
+  return (image.astype(jnp.int32) * _GREY).sum(-1, dtype=jnp.int32, keepdims=True) + 32768 >> 16
 
 
-def _sharpness(image, level, sign, _):
-  cv2 = decode_opencv.load()[0]
-  factor = _factor(level, sign)
-  result = cv2.addWeighted(image, factor, cv2.filter2D(image, -1, _SMOOTH), 1 - factor, 0)
-  for edge in (np.s_[:1], np.s_[-1:], np.s_[:, :1], np.s_[:, -1:]):  # Pillow smooths none
-    result[edge] = image[edge]
-  return result
+def _smooth(image):
+  """(height, width, 3) int32; the pixels of the border stay as they are."""
+  height, width = image.shape[:2]
+  wide = image.astype(jnp.int32)
+  total = sum(
+    weight * wide[y : height - 2 + y, x : width - 2 + x]
+    for y, row in enumerate(_SMOOTH)
+    for x, weight in enumerate(row)
+  )
+  return wide.at[1:-1, 1:-1].set((2 * total + 13) // 26)
 
 
-def _affine(image, rows, fill):
+def _mixed(image, plainest, level, direction):
+  """An image between its plainest form and itself, or beyond."""
+  change = (image - plainest).astype(jnp.float32)
+  return jnp.clip(plainest + _factor(level, direction) * change, 0, 255).astype(jnp.uint8)
+
+
+def _moved(image, rows, fill):
   """An image whose pixel (x, y) is that at `rows` (2, 3) times (x, y, 1)."""
-  cv2 = decode_opencv.load()[0]
-  matrix = np.array(rows, np.float64)
-  matrix[:, 2] += matrix[:, :2].sum(1) / 2 - 0.5  # OpenCV's whole numbers are pixels' centres
-  size = image.shape[1::-1]
-  flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
-  return cv2.warpAffine(image, matrix, size, flags=flags, borderValue=fill)
+  height, width = image.shape[:2]
+  y, x = np.mgrid[:height, :width].astype(np.float32) + np.float32(0.5)
+  x, y = (jnp.floor(row[0] * x + row[1] * y + row[2]).astype(jnp.int32) for row in rows)
+  is_inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+  pixels = image.at[y, x].get(mode='clip')
+  return jnp.where(is_inside[..., None], pixels, np.array(fill, np.uint8))
 
 
-def _rotate(image, level, sign, fill):
-  angle = math.radians(sign * level * 30)
-  cosine, sine = math.cos(angle), math.sin(angle)
-  y, x = image.shape[0] / 2, image.shape[1] / 2
-  rows = ((cosine, -sine, x - cosine * x + sine * y), (sine, cosine, y - sine * x - cosine * y))
-  return _affine(image, rows, fill)
+def _rows_of(image):
+  """Functions from a level with its direction to the `rows` of `_moved`."""
+  height, width = image.shape[:2]
+
+  def function(rows):
+    return lambda level: jnp.array(rows(level, height, width), jnp.float32)
+
+  return [*map(function, _ROWS.values())]
 
 
-def _linear(rows):
-  """An operation whose `rows` of `_affine` are a function of level and image size."""
-
-  def operation(image, level, sign, fill):
-    height, width = image.shape[:2]
-    return _affine(image, rows(sign * level, height, width), fill)
-
-  return operation
+def _rotation(level, height, width):
+  angle, y, x = level * np.float32(np.radians(30)), height / 2, width / 2
+  cosine, sine = jnp.cos(angle), jnp.sin(angle)
+  return (cosine, -sine, x - cosine * x + sine * y), (sine, cosine, y - sine * x - cosine * y)
 
 
-# By name, in timm's order: (image, level 0..1, sign 1 or -1, fill) -> image.
-OPERATIONS: dict[str, Callable] = {
-  'auto_contrast': _auto_contrast,
-  'equalize': _equalize,
-  'invert': lambda image, *_: 255 - image,
-  'rotate': _rotate,
-  'posterize': _posterize,
-  'solarize': _solarize,
-  'solarize_add': _solarize_add,
-  'color': _color,
-  'contrast': _contrast,
-  'brightness': _brightness,
-  'sharpness': _sharpness,
-  'shear_x': _linear(lambda x, height, width: ((1, x * 0.3, 0), (0, 1, 0))),
-  'shear_y': _linear(lambda x, height, width: ((1, 0, 0), (x * 0.3, 1, 0))),
-  'translate_x': _linear(lambda x, height, width: ((1, 0, x * 0.45 * width), (0, 1, 0))),
-  'translate_y': _linear(lambda x, height, width: ((1, 0, 0), (0, 1, x * 0.45 * height))),
+# By name: (image, level 0..1, direction) -> table of levels.
+_TABLES: dict[str, Callable] = {
+  'auto_contrast': _table(_auto_contrast),
+  'equalize': _table(_equalize),
+  'invert': _table(lambda *_: 255 - jnp.asarray(_LEVELS)),
+  'posterize': _table(_posterize),
+  'solarize': _table(_solarize),
+  'solarize_add': _table(_solarize_add),
+  'contrast': _table(_contrast),
+  'brightness': _table(_brightness),
 }
+_ROWS: dict[str, Callable] = {
+  'rotate': _rotation,
+  'shear_x': lambda x, height, width: ((1, x * 0.3, 0), (0, 1, 0)),
+  'shear_y': lambda x, height, width: ((1, 0, 0), (x * 0.3, 1, 0)),
+  'translate_x': lambda x, height, width: ((1, 0, x * 0.45 * width), (0, 1, 0)),
+  'translate_y': lambda x, height, width: ((1, 0, 0), (0, 1, x * 0.45 * height)),
+}
+_PLAINEST: dict[str, Callable] = {
+  'color': lambda image: jnp.tile(_grey(image), 3),
+  'sharpness': _smooth,
+}
+# In timm's order.
+OPERATIONS = (
+  *('auto_contrast', 'equalize', 'invert', 'rotate', 'posterize', 'solarize', 'solarize_add'),
+  *('color', 'contrast', 'brightness', 'sharpness'),
+  *('shear_x', 'shear_y', 'translate_x', 'translate_y'),
+)
+# (operations + 1, 2): the branch of `apply`, and the place in its table.
+_KINDS = np.array(
+  [
+    (kind, list(table).index(name))
+    for name in OPERATIONS
+    for kind, table in enumerate((_TABLES, _ROWS, _PLAINEST))
+    if name in table
+  ]
+  + [(3, 0)]
+)

@@ -1,49 +1,49 @@
-"""Random erasing: a rectangle of each image is painted over.
+"""Random erasing on the device: a rectangle of each image is painted over.
 
 Zhong et al. 2017 (arXiv 1708.04896), with the sizes that timm gives it and the
 colour of the paper's RE-M: the mean, which is 0 once images are normalised.
 """
 
-import ml_collections
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from anp_jax.data import index_shuffle
 from anp_jax.data.input import augment
 
-_STREAM = 5  # of random numbers, see `index_shuffle.uniform`
-_DRAWS = 5  # whether, area, aspect, top, left
 _AREA = (0.02, 1 / 3)  # shares of the image
 _RATIO = (0.3, 1 / 0.3)  # width over height
 
 
-def boxes(config: ml_collections.ConfigDict, positions: np.ndarray) -> np.ndarray:
-  """The rectangles of training examples.
+def boxes(keys: jax.Array, share: float, side: int) -> jax.Array:
+  """Random rectangles of images.
 
   Args:
-    config: the run's config.
-    positions: (n,) int64 places in the endless stream.
+    keys: (n,) random keys.
+    share: probability with which something is erased.
+    side: pixels a side of an image.
 
   Returns:
-    (n, 4) int64: top, left, height, width in pixels; height and width 0 where
+    (n, 4) int32: top, left, height, width in pixels; height and width 0 where
     nothing is erased.
   """
-  d = config.data
-  draws = index_shuffle.uniform(config.seed, _STREAM, positions, _DRAWS)
-  sizes = np.full((len(draws), 2), float(d.image_size))
-  sides = augment.random_sides(draws[:, 1:3], _AREA, _RATIO, sizes)
-  sides = np.clip(np.round(sides), 1, sizes)
-  corners = np.floor(draws[:, 3:5] * (sizes - sides + 1))
-  sides *= draws[:, :1] < d.erase
-  return np.concatenate([corners, sides], 1).astype(np.int64)
+  # Whether, area, aspect, top, left.
+  draws = jax.vmap(lambda key: jax.random.uniform(key, (5,), jnp.float32))(keys)
+  sides = augment.random_sides(draws[:, 1:3], _AREA, _RATIO, np.full((1, 2), side, np.float32))
+  sides = jnp.clip(jnp.round(jnp.stack(sides, 1)), 1, side)
+  corners = jnp.floor(draws[:, 3:5] * (side - sides + 1))
+  return jnp.concatenate([corners, sides * (draws[:, :1] < share)], 1).astype(jnp.int32)
 
 
-def erase(images: np.ndarray, boxes: np.ndarray, fill: tuple) -> None:
-  """Paints boxes of images over.
+def erased(images: jax.Array, boxes: jax.Array, fill: tuple) -> jax.Array:
+  """Images whose boxes are painted over.
 
   Args:
-    images: (n, height, width, 3) uint8, which is changed.
-    boxes: (n, 4) int64, from `boxes`.
+    images: (n, side, side, 3) uint8.
+    boxes: (n, 4) int32, from `boxes`.
     fill: RGB, 0..255.
   """
-  for image, (top, left, height, width) in zip(images, boxes.tolist(), strict=True):
-    image[top : top + height, left : left + width] = fill
+  places = jnp.arange(images.shape[1])
+  begins, ends = boxes[:, :2, None], (boxes[:, :2] + boxes[:, 2:])[..., None]
+  rows, columns = jnp.moveaxis((places >= begins) & (places < ends), 1, 0)
+  is_erased = rows[:, :, None] & columns[:, None]
+  return jnp.where(is_erased[..., None], np.array(fill, np.uint8), images)

@@ -83,6 +83,11 @@ def examples(
     chosen=None if training else spread(config.seed, len(rows), len(source)),
   )
   (batch,) = pipeline.batches(source, plan)
+  if training and augment.is_strong(config):
+    from anp_jax.data.input import strong_augment  # JAX, which nothing else here needs
+
+    steps, rows = divmod(plan.start * plan.batch_size + rows, plan.batch_size)
+    batch['image'] = strong_augment.of_steps(config, batch['image'], steps, rows)
   return batch
 
 

@@ -9,17 +9,16 @@ import ml_collections
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.costs import collectives, goodput as goodput_lib, steps
-from anp_jax.data.input import augment
 from anp_jax.tools.plan import intervals, plan_memory as memory_lib, sizes
 
 # A size pays if its further devices bring at least this share of their own
 # speed.
 _PAYS = 0.5
 # Seconds of a core for an image: a photograph of 400 px cut to 224 px, by
-# config.data.decode; RandAugment and erasing at 224 px; an image of the embedded set.
+# config.data.decode; an image of the embedded set.
 # From `input_cost.measure` and scripts.bench.input on cores that other programs shared.
 _PHOTOGRAPH = {'fast': 0.8e-3, 'exact': 2.1e-3, 'bilinear': 1.8e-3, 'bicubic': 3.0e-3}
-_STRONG, _EMBEDDED = 0.6e-3, 0.14e-3
+_EMBEDDED = 0.14e-3
 _NO_DECODING = ('synthetic', 'digits', 'arrays')
 LOSSES = {
   'fixed': 'small batches: the fixed cost of a step',
@@ -201,13 +200,11 @@ def input_seconds(config: ml_collections.ConfigDict) -> float:
     config: resolved config, whose files are not looked at.
   """
   data = config.data
-  scale = (data.image_size / 224) ** 2
-  strong = _STRONG * scale if augment.is_strong(config) else 0.0
   if data.source in _NO_DECODING or data.cache == 'mapped':
-    return strong
+    return 0.0
   if data.source == 'anp_shapes':
-    return _EMBEDDED * max(data.image_size / 48, 1) + strong
-  return _PHOTOGRAPH[data.decode] * max(scale, 0.25) + strong
+    return _EMBEDDED * max(data.image_size / 48, 1)
+  return _PHOTOGRAPH[data.decode] * max((data.image_size / 224) ** 2, 0.25)
 
 
 def last_that_pays(points: Sequence[Point]) -> tuple[Point | None, str]:

@@ -148,7 +148,7 @@ def test_input_is_timed_on_the_files_at_hand(tmp_path, capsys, priors_only):
   grid = ['--nodes=1', '--devices_per_node=2', '--input_rate=measured']
   lines, _ = _plan(capsys, f'--config={_LENET}', *_DEVICE, *grid, *keys)
   (line,) = [line for line in lines if line.startswith('input: ')]
-  assert re.search(r'ms of a core an image \(read .*, decode .*, augment .*\), of ', line)
+  assert re.search(r'ms of a core an image \(read .*, decode .*\), of ', line)
   lines, _ = _plan(capsys, f'--config={_LENET}', *_DEVICE, *grid[:2], '--input_rate=70', *keys)
   assert 'input: 70 images/s a node; 32 cores a node' in lines
 
