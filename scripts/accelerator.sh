@@ -37,6 +37,7 @@ resnet50 scripts.bench.step --cases=$network --peers=flax,torch_eager $sizes
 start scripts.bench.start --recipes=$recipe --repeats=$repeats $images
 efficientnet scripts.bench.step --cases=efficientnet_b0_gpu --peers=torch_eager $sizes
 convnext scripts.bench.step --cases=convnext_tiny_gpu --peers=torch_eager $sizes
+augment scripts.bench.step --cases=convnext_tiny_gpu --peers=strong_crop $sizes
 compiled scripts.bench.step --cases=$network --peers=torch_compile $sizes
 resume scripts.bench.resume $config
 ensemble scripts.bench.ensemble $members

@@ -7,7 +7,9 @@ from anp_jax.config import saved_run
 from anp_jax.system import onednn, xla_flags
 
 
-def decide(config: ml_collections.ConfigDict, workdir: str) -> ml_collections.ConfigDict:
+def decide(
+  config: ml_collections.ConfigDict, workdir: str, platform: str = ''
+) -> ml_collections.ConfigDict:
   """Returns the config with the compute dtype, decided once per run.
 
   The processes of a run compare their configs afterwards: if different machines
@@ -16,16 +18,17 @@ def decide(config: ml_collections.ConfigDict, workdir: str) -> ml_collections.Co
   Args:
     config: resolved config, whose model.dtype may be 'auto'.
     workdir: run folder; a resumed run keeps its dtype.
+    platform: where it runs: 'cpu', 'gpu' or 'tpu'; '': here.
   """
   if config.model.dtype != 'auto':
     return config
-  dtype = saved_run.read(workdir).get('model.dtype') or _fastest(config)
+  dtype = saved_run.read(workdir).get('model.dtype') or _fastest(config, platform)
   return config_lib.replaced(config, {'model.dtype': dtype})
 
 
-def _fastest(config):
+def _fastest(config, platform):
   """bfloat16 on accelerators, and on a CPU that multiplies it faster."""
-  if xla_flags.platform() != 'cpu':
+  if (platform or xla_flags.platform()) != 'cpu':
     return 'bfloat16'
   opened = None if config.model.cpu_library == 'xla' else onednn.find()
   return 'bfloat16' if opened and 'bfloat16' in opened.dtypes else 'float32'

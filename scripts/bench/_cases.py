@@ -22,6 +22,7 @@ class Case:
     side: pixels a side of the images.
     batch: images a step.
     norm_group: as config.model.norm_group, ours alone; peers have no groups.
+    augment: as config.data.augment, ours alone.
     goals: contestant, or 'torch' for the faster of PyTorch's, to how many times
       as fast as that ours is to be.
   """
@@ -32,6 +33,7 @@ class Case:
   dtype: str = 'float32'
   classes: int = 1000
   norm_group: int = 0
+  augment: str = 'crop'
   goals: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -71,6 +73,7 @@ def config(case: Case, cache: str = '', cpu_library: str = 'auto'):
     cpu_library: as config.model.cpu_library.
   """
   keys = _common.synthetic(case.model, case.side, case.batch) | {
+    'data.augment': case.augment,
     'data.synthetic_classes': str(case.classes),
     'model.cpu_library': cpu_library,
     'model.dtype': case.dtype,

@@ -58,9 +58,8 @@ def _maker(contestant, cache, on) -> Callable:
   if contestant == 'flax':
     return _peers.flax_step
   make = _peers.our_maker(cache, 'xla' if contestant == 'xla' else 'auto')
-  if contestant == 'float32':
-    return lambda case: make(dataclasses.replace(case, dtype='float32'))
-  return make
+  changes = {'float32': {'dtype': 'float32'}, 'strong_crop': {'augment': 'strong_crop'}}
+  return lambda case: make(dataclasses.replace(case, **changes.get(contestant, {})))
 
 
 def _profile(candidate, folder):

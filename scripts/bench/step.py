@@ -13,6 +13,7 @@ least.
 
   xla            ours with model.cpu_library='xla': XLA alone, on a CPU
   float32        ours in float32, of a case in bfloat16 on a CPU
+  strong_crop    ours with RandAugment and random erasing; only where it is named
   flax           flax.linen's layers, a plain jit, the state donated
   torch_eager    PyTorch, channels last, bfloat16 by autocast, fused SGD
   torch_compile  the same through torch.compile, which compiles for 40 s
@@ -42,7 +43,7 @@ from scripts.bench import _cases, _common, _contest, _step_worker
 
 _PEERS = ('xla', 'float32', 'flax', 'torch_eager', 'torch_compile')
 _CPU_ONLY = ('xla', 'float32')
-_OURS = ('ours', *_CPU_ONLY)
+_OURS = ('ours', 'strong_crop', *_CPU_ONLY)
 _MEMORY_GOALS = {'memory': 1.2, 'stepping_memory': 1.15}  # over PyTorch's, at most
 _SIZES = ('batch', 'side')
 # A contestant has slept, so its first step is slower: it is one of five at least.
@@ -84,7 +85,7 @@ def main():
   on_gpu = platform != 'cpu'
   default = [c for c in _cases.CASES if c != 'tiny' and c.endswith('_gpu') == on_gpu]
   cases = _chosen('--cases', flags.cases, _cases.CASES) or default
-  peers = _chosen('--peers', flags.peers, _PEERS)
+  peers = _chosen('--peers', flags.peers, ('strong_crop', *_PEERS))
   if on_gpu:
     peers = [p for p in peers if p not in _CPU_ONLY]
   report = _Report()

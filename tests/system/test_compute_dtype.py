@@ -33,3 +33,6 @@ def test_auto_is_the_faster_dtype(tmp_path, monkeypatch, keys, host, saved, dtyp
     flat = config_lib.flat(config) | {'model.dtype': saved}
     (tmp_path / 'config.json').write_text(json.dumps(flat))
   assert compute_dtype.decide(config, str(tmp_path)).model.dtype == dtype
+  other = 'tpu' if platform == 'cpu' else 'cpu'  # where it is only compiled
+  monkeypatch.setattr(compute_dtype.xla_flags, 'platform', lambda: other)
+  assert compute_dtype.decide(config, str(tmp_path), platform).model.dtype == dtype

@@ -11,7 +11,7 @@ from anp_jax import experiment
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.system import flops
+from anp_jax.system import compute_dtype, flops
 from anp_jax.tools.portability import compiled_collectives, portability_table, targets
 from anp_jax.training import build
 
@@ -41,6 +41,7 @@ def inspect(config: ml_collections.ConfigDict, target: targets.Target, folder: s
     targets.CompilerMissingError: if the target's plugin is not installed.
     RuntimeError: if the plugin knows no such topology.
   """
+  config = compute_dtype.decide(config, '', target.platform)
   opened = experiment.open(config, list(targets.devices(target)))
   config, mesh, program = opened.config, opened.mesh, opened.program
   report = {
