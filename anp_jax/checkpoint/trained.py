@@ -26,8 +26,6 @@ from anp_jax.training import objective as objective_lib
 
 _STATE = 'state'
 _USED = ('step', 'params', 'stats', 'average')
-# Folders from a checkpoint up to its run: WORKDIR/models/NAME/checkpoints/STEP.
-_DEPTH = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +115,8 @@ def vocabulary(folder: str) -> vocabulary_lib.Vocabulary:
   Raises:
     ConfigError: if the run has not written them.
   """
-  parent = os.path.abspath(folder)
-  for _ in range(_DEPTH):
-    parent = os.path.dirname(parent)
-    if os.path.exists(os.path.join(parent, run_dir.LABELS_FILE)):
-      return run_dir.labels(parent)
+  if file := saved_run.file_above(run_dir.LABELS_FILE, folder):
+    return run_dir.labels(os.path.dirname(file))
   raise config_lib.ConfigError(
     f'{folder}: no {run_dir.LABELS_FILE} with the names of the classes '
     'above it; the run that made it writes one when it is resumed'

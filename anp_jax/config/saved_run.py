@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Container, Iterable
 import glob
 import importlib
+import itertools
 import json
 import os
 
@@ -13,6 +14,8 @@ from anp_jax.config import errors, key_table, resolve, resume
 
 FILE = 'config.json'
 NEWEST, BEST = 'checkpoints', 'best'  # folders of checkpoints
+# Folders from a checkpoint up to its run: WORKDIR/models/NAME/checkpoints/STEP.
+_DEPTH = 4
 # What a broken file raises.
 _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
 # Like a strategy, it stands above this folder: it is imported if needed.
@@ -44,6 +47,13 @@ def _check_values(run):
   keys = resolve.known_keys(run['strategy.name'])
   for key, value in resolve.flat(resolve.from_flat(run)).items():
     keys[key].validate_kind(key, value)
+
+
+def file_above(name: str, path: str) -> str:
+  """Returns the path of a run's file, for a path in its workdir; '' if there is none."""
+  path = os.path.abspath(os.path.expanduser(path))
+  folders = itertools.accumulate(range(_DEPTH), lambda p, _: os.path.dirname(p), initial=path)
+  return next(filter(os.path.isfile, (os.path.join(p, name) for p in folders)), '')
 
 
 def check(workdir: str | None) -> None:
@@ -107,7 +117,7 @@ def with_weights_keys(
 
   Weights that are only evaluated decide the network and its images. A network that
   is trained is the recipe's, but the weights decide its normalisation where the
-  recipe has the default.
+  recipe has the default. Those of an earlier run decide the normalisation alone.
 
   Args:
     config: resolved config.
@@ -124,9 +134,9 @@ def with_weights_keys(
   keys = published.NORMALISATION
   if run.get('init.from') == path and not is_untrained:
     values = {key: tuple(run[key]) for key in keys if key in run}
-  elif not published.is_published(path) or published.missing_path(path):
+  elif path.startswith(published.TEXT) or published.missing_path(path):
     return config  # the run says what is wrong with it
-  elif is_untrained:
+  elif is_untrained and published.is_published(path):
     keys = values = published.read(path).keys
   else:
     values = published.normalisation(path, config.model.name)

@@ -222,6 +222,22 @@ def test_other_weights_of_a_resumed_run_are_named(tmp_path, now):
   )
 
 
+@pytest.mark.parametrize('mode', ['train', 'evaluate'])
+@pytest.mark.parametrize('place', ['', 'best', 'checkpoints/7', 'models/001/checkpoints/7'])
+def test_weights_of_a_run_bring_its_normalisation(tmp_path, mode, place):
+  _saved(tmp_path / 'first', data__mean='(127.5, 1.0, 2.0)', data__std='(3.0, 4.0, 5.0)')
+  path = tmp_path / 'first' / place
+  path.mkdir(parents=True, exist_ok=True)
+  config, _ = _config(_flags(tmp_path / 'new', mode=mode), init__from=path)
+  want = config_lib.flat(builders.load(_TINY, {'init.from': str(path)}))
+  want |= {'data.mean': (127.5, 1, 2), 'data.std': (3, 4, 5)}
+  assert config_lib.flat(config) == want
+  config, _ = _config(
+    _flags(tmp_path / 'new', mode=mode), init__from=path, data__std='(6.0, 7.0, 8.0)'
+  )
+  assert (config.data.mean, config.data.std) == ((127.5, 1, 2), (6, 7, 8))
+
+
 def test_the_mean_of_a_recipe_stays(tmp_path):
   weight_files.file(tmp_path)
   recipe = tmp_path / 'recipe.py'

@@ -171,18 +171,21 @@ def read(path: str) -> Published:
 
 
 def normalisation(path: str, model: str) -> dict[str, tuple]:
-  """Returns the mean and deviation for published weights, by config key.
+  """Returns the mean and deviation for published weights or those of a run, by config key.
 
   Whether the weights fit a network shows when they are loaded, so a file
   without a classifier will do. JAX is not imported.
 
   Args:
-    path: path of a file of weights, of a folder with one, or package:NAME.
+    path: path of a file of weights, of a folder with one, of a run, or package:NAME.
     model: name of their network.
 
   Raises:
     ConfigError: if there is no such file, or a processor has another form.
   """
+  if not is_published(path):
+    saved = files.read_json_object(saved_run.file_above(saved_run.FILE, path))
+    return {key: tuple(saved[key]) for key in NORMALISATION if key in saved}
   path = weights_file(path)
   processor = processors.read(os.path.dirname(path), architecture(path), model)
   return processors.normalisation(*processor)
