@@ -1,6 +1,7 @@
 """A run, from training to the evaluation of other data."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -123,6 +124,23 @@ def test_other_data_of_the_runs_classes_on_any_devices(run, tmp_path, monkeypatc
     assert row['predicted'] == want['predicted']
     # Six digits of float32, whose sums are in another order.
     assert float(row['probability']) == pytest.approx(float(want['probability']), rel=1e-4)
+
+
+def test_an_evaluation_of_other_pixels_is_kept_apart_and_says_so(run, tmp_path, capsys):
+  place, config, _ = run
+  work = shutil.copytree(place / 'work', tmp_path / 'work')
+  before = builders.read_tree(work / 'evaluation' / '6-validation')
+  _save(tmp_path / 'set.npz', NAMES, 50, 1)
+  changes = {'data.path': str(tmp_path / 'set.npz'), 'data.mean': (127.5, 1.0, 2.0)}
+  train.run(config_lib.replaced(config, changes), str(work), 'evaluate')
+  assert builders.read_tree(work / 'evaluation' / '6-validation') == before
+  folder = work / 'evaluation' / '6-validation-data-mean-127-5-1-0-2-0-of-set-npz'
+  evaluation = json.loads((folder / 'scores.json').read_text())
+  assert evaluation['data'].endswith('validation; data.mean=(127.5, 1.0, 2.0)')
+  for page in folder / 'evaluation.md', work / 'report' / 'index.html':
+    assert 'data.mean=(127.5, 1.0, 2.0)' in page.read_text()
+  line = 'config.data.mean is (127.5, 1.0, 2.0), and was [123.68, 116.78, 103.94] in training'
+  assert line in capsys.readouterr().out
 
 
 def test_a_class_that_the_run_does_not_know_and_another_network_are_one_line(run, tmp_path):

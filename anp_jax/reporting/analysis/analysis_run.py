@@ -196,8 +196,8 @@ def _open_folder(invocation, step):
       problem = '' if os.access(folder, os.W_OK) else f'{folder} cannot be written to'
     except OSError as e:
       problem = f'{folder} cannot be made: {e.strerror}'
-    for line in _other_pixels(invocation.config, invocation.workdir):
-      print(line)
+    for key, value, trained in _other_pixels(invocation.config, invocation.workdir):
+      print(f'config.{key} is {value!r}, and was {trained!r} in training')
   if problem := invocation.processes.gather(problem)[0]:
     raise config_lib.ConfigError(problem)
   return folder
@@ -240,6 +240,7 @@ def _results(subject, rows):
 
 def _write(folder, subject, scores, results):
   """Writes the folder of an evaluation."""
+  changes = _other_pixels(subject.config, subject.workdir)
   analysis_files.write(
     folder,
     subject.config,
@@ -248,7 +249,7 @@ def _write(folder, subject, scores, results):
     {
       'step': subject.step,
       'weights': subject.weights,
-      'data': subject.source.name,
+      'data': '; '.join([subject.source.name, *(f'{key}={value!r}' for key, value, _ in changes)]),
       'damaged': len(subject.source) - scores['examples'],
       'scores': {name: value if math.isfinite(value) else None for name, value in scores.items()},
     },
@@ -264,12 +265,12 @@ def _held_out(subject):
 
 
 def _other_pixels(config, workdir):
-  """Yields a line for each key by which images differ from those of training."""
+  """Yields each key by which images differ from those of training, with both values."""
   saved, values = saved_run.read(workdir), config_lib.flat(config)
   for key in _PIXELS:
     trained = saved.get(key, values[key])
     if list(np.ravel(trained)) != list(np.ravel(values[key])):
-      yield (f'config.{key} is {values[key]!r}, and was {trained!r} in training')
+      yield key, values[key], trained
 
 
 def _network_line(config):
@@ -283,9 +284,10 @@ def _network_line(config):
 
 
 def _name(config, workdir, step):
-  """Returns STEP-SPLIT, and for other data than the run's their name."""
+  """Returns STEP-SPLIT, and what differs from the run: keys of pixels, the name of the data."""
   saved, values = saved_run.read(workdir), config_lib.flat(config)
-  name = f'{step}-{_split(config)}'
+  changes = (_slug(f'{key} {value}') for key, value, _ in _other_pixels(config, workdir))
+  name = '-'.join([str(step), _split(config), *changes])
   if not saved or all(saved.get(key, '') == values.get(key, '') for key in _SAME_DATA):
     return name
   path = config.data.get('path', '')
