@@ -1,6 +1,5 @@
 """A trained network, compiled to name batches of images on this machine."""
 
-from collections.abc import Sequence
 import contextlib
 from typing import NamedTuple
 
@@ -61,7 +60,7 @@ class Names(NamedTuple):
 
 
 class Network:
-  """Names batches of one size, over all devices.
+  """Names batches of one size, over all devices of this process.
 
   Attributes:
     batch_size: images per batch.
@@ -73,7 +72,6 @@ class Network:
     trained: trained_lib.Trained,
     top: int,
     batch_size: int = 0,
-    devices: Sequence[jax.Device] | None = None,
     keeps_features: bool = False,
   ):
     """Places the weights; the first batch compiles.
@@ -83,10 +81,9 @@ class Network:
       top: classes to name, at least 1 and at most all.
       batch_size: images over all devices, rounded up to a multiple of their
         number; 0: what suits them.
-      devices: devices to compute on; None: those of this process.
       keeps_features: whether `Names.arrays` is wanted.
     """
-    self.devices = jax.local_devices() if devices is None else devices
+    self.devices = jax.local_devices()
     platform = self.devices[0].platform
     target = platform
     # Without a library, a network that was trained with one needs none.

@@ -145,7 +145,7 @@ def test_features_are_of_all_files_though_nobody_reads_the_table(run, tmp_path, 
 def test_features_of_a_bfloat16_network_are_float32(run):
   trained = trained_lib.load(str(run[0]))
   config = config_lib.replaced(trained.config, {'model.dtype': 'bfloat16'})
-  network = network_lib.Network(dataclasses.replace(trained, config=config), 1, 8, None, True)
+  network = network_lib.Network(dataclasses.replace(trained, config=config), 1, 8, True)
   images = np.zeros((network.batch_size, 16, 16, 3), np.uint8)
   names = network.names(network.start(images), 8)
   assert {a.dtype for a in names.arrays.values()} == {np.dtype('float32')}
