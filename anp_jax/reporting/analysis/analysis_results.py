@@ -334,9 +334,9 @@ def _table(part, first_columns, shares):
 
 
 def calibration(
-  confidence: Sequence[float] | np.ndarray, hits: Sequence[bool] | np.ndarray, bins: int = BINS
+  confidence: Sequence[float] | np.ndarray, hits: Sequence[bool] | np.ndarray
 ) -> Calibration:
-  """Returns accuracy by confidence, over bins of equal width.
+  """Returns accuracy by confidence, over bins of equal width: (i, i + 1] / BINS.
 
   Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks",
   ICML 2017, arXiv:1706.04599: the expected calibration error is the mean of
@@ -345,15 +345,14 @@ def calibration(
   Args:
     confidence: (n,) probabilities of the predictions.
     hits: (n,) bool, whether they are right.
-    bins: number of bins; bin i holds confidences in (i / bins, (i + 1) / bins].
   """
   values, right = np.asarray(confidence, np.float64), np.asarray(hits, np.float64)
   finite = np.isfinite(values)
   values, right = values[finite], right[finite]
-  place = np.clip(np.ceil(values * bins).astype(np.int64) - 1, 0, bins - 1)
-  counts = np.bincount(place, minlength=bins)
-  accuracies = _ratio(np.bincount(place, right, bins), counts)
-  confidences = _ratio(np.bincount(place, values, bins), counts)
+  place = np.clip(np.ceil(values * BINS).astype(np.int64) - 1, 0, BINS - 1)
+  counts = np.bincount(place, minlength=BINS)
+  accuracies = _ratio(np.bincount(place, right, BINS), counts)
+  confidences = _ratio(np.bincount(place, values, BINS), counts)
   gaps = np.nan_to_num(np.abs(accuracies - confidences))
   error = float((gaps * counts).sum() / counts.sum()) if len(values) else np.nan
   return Calibration(counts, accuracies, confidences, error)

@@ -69,21 +69,21 @@ def confusion(path: str, part: results_lib.Part) -> None:
     bar.outline.set_visible(False)
 
 
-def shown(part: results_lib.Part, most: int = MOST) -> np.ndarray:
+def shown(part: results_lib.Part) -> np.ndarray:
   """Returns the names of a matrix in order, (k,) int64.
 
-  At most `most` names with examples are in their own order; of more, those with
+  At most MOST names with examples are in their own order; of more, those with
   the most errors, as true or predicted name, each next to one that it is
   confused with.
   """
   everything = np.flatnonzero(part.counts + np.bincount(part.predicted, minlength=len(part.names)))
-  if len(everything) <= most:
+  if len(everything) <= MOST:
     return everything
   errors = np.zeros(len(part.names), np.int64)
   wrong = ~part.hits
   np.add.at(errors, part.labels[wrong], 1)
   np.add.at(errors, part.predicted[wrong], 1)
-  worst = everything[np.argsort(-errors[everything], kind='stable')][:most]
+  worst = everything[np.argsort(-errors[everything], kind='stable')][:MOST]
   return worst[_chain(part.matrix(worst))]
 
 
