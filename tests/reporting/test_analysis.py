@@ -272,7 +272,7 @@ def test_files_hold_what_the_rows_hold(evaluated, folder):
   assert classes[0]['noun'] == 'cat' and classes[-1]['top1'] == ''
   assert json.loads((path / 'scores.json').read_text()) == evaluation
   page = (path / 'evaluation.md').read_text()
-  assert 'Checkpoint of step 7, 397 images; 3 of them' in page
+  assert 'Checkpoint of step 7, 397 images; 3 more could not be read' in page
   for file in evaluation['files'].values():
     assert f'({file})' in page and (path / file).exists()
 

@@ -136,7 +136,7 @@ def text(evaluation: dict, results: results_lib.Results) -> str:
   images = vocabulary.counted(evaluation['scores']['examples'], 'image')
   blocks: list[report_kit.Block | None] = [
     f'{what}, {images}'
-    + (f'; {evaluation["damaged"]:,} of them could not be read' if evaluation['damaged'] else ''),
+    + (f'; {evaluation["damaged"]:,} more could not be read' if evaluation['damaged'] else ''),
     report_kit.facts(lines(evaluation['scores'])),
     'Macro accuracy is the mean of the accuracies of the classes, whatever '
     'their sizes. The calibration error (ECE) is the mean distance between '
