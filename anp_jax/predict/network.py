@@ -68,11 +68,7 @@ class Network:
   """
 
   def __init__(
-    self,
-    trained: trained_lib.Trained,
-    top: int,
-    batch_size: int = 0,
-    keeps_features: bool = False,
+    self, trained: trained_lib.Trained, top: int, batch_size: int = 0, keeps_features: bool = False
   ):
     """Places the weights; the first batch compiles.
 

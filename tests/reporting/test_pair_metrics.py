@@ -124,6 +124,25 @@ def test_rankings_are_scikit_learns(rounded):
   assert few['precision_at_10'][16] == 0.3  # three of ten places
 
 
+def test_scores_that_are_not_numbers_are_the_lowest():
+  saved = _saved(True)
+  saved['logits'][50:99] = np.nan  # images that cannot be scored
+  labels = saved['label']
+  totals = analysis_results.Results(CLASSES, saved, SIZES).scores()
+  scores = special.log_softmax(saved['logits'], 1)
+  scores[50:99] = -1e9
+  want = [metrics.average_precision_score(labels == c, scores[:, c]) for c in range(17)]
+  assert totals['mean_average_precision'] == pytest.approx(np.mean(want), abs=1e-12)
+  # A network that diverged ranks nothing, and names nothing right.
+  for name in ('logits', 'adjective', 'noun'):
+    saved[name][:] = np.nan
+  totals = analysis_results.Results(CLASSES, saved, SIZES, (), True).scores()
+  assert np.isnan([totals['mean_average_precision'], totals['mean_precision_at_5']]).all()
+  for prefix in '', 'open_':
+    for name in ('best_unseen', 'harmonic_mean', 'auc'):
+      assert str(totals[f'{prefix}{name}']) == '0.0'  # and not -0.0
+
+
 def test_a_large_sweep_has_every_change():
   random = np.random.default_rng(0)
   scores, labels = random.normal(size=(5000, 553)), random.integers(0, 553, 5000)

@@ -25,13 +25,17 @@ def ranking(scores: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     Arrays (classes,) float, NaN for a class without an image: average_precision,
     the sum over the distinct scores of (gain in recall) * precision, without
     interpolation; and precision_at_K, the share of the K images with the highest
-    scores that are of the class. Of equal scores the first image comes first.
+    scores that are of the class. Of equal scores the first image comes first. A NaN
+    is the lowest score; a class of whose scores none is a number has NaN.
   """
   names = ('average_precision', *(f'precision_at_{k}' for k in RETRIEVED))
   values = np.full((len(names), scores.shape[1]), np.nan)
   for c in np.unique(labels):
-    order = np.argsort(-scores[:, c], kind='stable')
-    ordered = scores[order, c]
+    if np.isnan(scores[:, c]).all():
+      continue
+    column = np.where(np.isnan(scores[:, c]), -np.inf, scores[:, c])
+    order = np.argsort(-column, kind='stable')
+    ordered = column[order]
     hits = np.cumsum(labels[order] == c)
     last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
     precision, gains = hits[last] / (last + 1), np.diff(hits[last], prepend=0)
@@ -79,7 +83,8 @@ def bias_sweep(
   order = np.argsort(leads)
   order = order[~np.isnan(leads[order])]
   leads, label = leads[order], labels[order]
-  changes = np.append(0, 1 + np.flatnonzero(np.append(leads[1:] != leads[:-1], True)))
+  ends = np.append(leads[1:] != leads[:-1], True)[: len(leads)]  # none without a lead
+  changes = np.append(0, 1 + np.flatnonzero(ends))
   lost = np.append(0, np.cumsum(seen_column[order] == label))
   won = np.append(0, np.cumsum(unseen_column[order] == label))
   seen_images = np.isin(labels, seen_columns).sum()
@@ -101,7 +106,7 @@ def sweep_scores(seen_accuracy: np.ndarray, unseen_accuracy: np.ndarray) -> dict
     'best_seen': float(seen_accuracy[0]),
     'best_unseen': float(unseen_accuracy[-1]),
     'harmonic_mean': float(harmonic.max()),
-    'auc': float(-np.trapezoid(unseen_accuracy, seen_accuracy)),
+    'auc': float(np.trapezoid(unseen_accuracy[::-1], seen_accuracy[::-1])),
   }
 
 
