@@ -42,7 +42,7 @@ class EvalStep(step_context.StepContext):
       if linear.is_fused(self.config, self.objective.head):
         values = linear.contributions(logits_of, batch['image'], stats, self.config.data.widths)
         more['contributions'] = jnp.take_along_axis(values, label[:, None, None], 2)[..., 0]
-      logs = jax.tree.map(jnp.log, self.objective.head.scores(outputs))
+      logs = self.objective.head.log_scores(outputs)
       words = {factor.name: logs[factor.name] for factor in self.objective.head.factors}
       logits = self.objective.head.logits(outputs)
       return words | more | {'logits': logits, 'label': label, 'weight': batch['weight']}

@@ -72,6 +72,10 @@ class Head:
     """
     raise NotImplementedError
 
+  def log_scores(self, outputs: jax.Array) -> dict:
+    """The logarithms of `scores`."""
+    return jax.tree.map(jnp.log, self.scores(outputs))
+
   def loss(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
     """(batch, outputs) and target probabilities (batch, classes) to (batch,) nats."""
     raise NotImplementedError
@@ -151,9 +155,16 @@ class _WordHead(Head):
 
   def scores(self, outputs: jax.Array) -> dict:
     """Softmaxes over classes, adjectives and nouns, which need not agree."""
+    return self._normalised(outputs, jax.nn.softmax)
+
+  def log_scores(self, outputs: jax.Array) -> dict:
+    """The logarithms of `scores`, finite where a probability is too small for a float."""
+    return self._normalised(outputs, jax.nn.log_softmax)
+
+  def _normalised(self, outputs, function):
     logits = (self.logits(outputs), *self._words(outputs))
     names = ('anp', *(factor.name for factor in self.factors))
-    return {name: jax.nn.softmax(x) for name, x in zip(names, logits)}
+    return {name: function(x) for name, x in zip(names, logits)}
 
   def _losses(self, outputs, targets):
     """Cross-entropies of adjective and noun."""

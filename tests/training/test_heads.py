@@ -110,6 +110,19 @@ def test_reading_equals_numpy(head):
 
 
 @pytest.mark.parametrize('head', OUTPUTS)
+def test_logarithms_of_scores_do_not_underflow(head):
+  objective, outputs = _objective(head), _outputs(head)
+  for name, want in _read(head, outputs)[1].items():
+    got = np.exp(objective.head.log_scores(outputs)[name])
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+  if head in ('multitask', 'factored'):  # heads whose scores are no sums over classes
+    words = 1000 * outputs[:, -8:]
+    got = objective.head.log_scores(1000 * outputs)
+    for name, logits in ('adjective', words[:, :4]), ('noun', words[:, 4:]):
+      np.testing.assert_allclose(got[name], special.log_softmax(logits, 1), rtol=1e-12)
+
+
+@pytest.mark.parametrize('head', OUTPUTS)
 def test_metrics_are_of_what_is_read(head):
   objective, outputs = _objective(head), _outputs(head)
   labels = np.arange(BATCH) % 6
