@@ -70,7 +70,7 @@ def record_class_sizes(workdir: str, source: sources.Source) -> None:
   if jax.process_index() or os.path.exists(path) or source.kind == 'synthetic':
     return
   # For prepared sets it is a pass over all records, 24 us each.
-  if source.kind == 'encoded' and len(source) > _MAX_COUNTED:
+  if source.kind == 'encoded' and len(source) > _MAX_COUNTED and source.listing() is None:
     return
   labels = source.labels()
   sizes = np.bincount(labels[labels >= 0], minlength=len(source.vocabulary))

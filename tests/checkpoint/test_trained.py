@@ -195,3 +195,17 @@ def test_a_workdir_that_cannot_be_written_to_is_one_line(config, tmp_path, monke
   monkeypatch.setattr(run_dir.os, 'makedirs', mock.Mock(side_effect=full))
   line = builders.refusal(run_dir.claim_workdir, str(tmp_path / 'run'), config, classes)
   assert line.endswith("/run' cannot be written to: No space left on device; choose another folder")
+
+
+@pytest.mark.parametrize('listing, sizes', [(('a', 'b', 'c'), [1, 0, 2]), (None, None)])
+def test_class_sizes_of_many_images_are_recorded_where_they_are_listed(
+  tmp_path, monkeypatch, listing, sizes
+):
+  source = mock.MagicMock(kind='encoded', vocabulary=('x', 'y', 'z'))
+  source.__len__.return_value = 3
+  source.labels.return_value = np.array([2, 0, 2])
+  source.listing.return_value = listing
+  monkeypatch.setattr(run_dir, '_MAX_COUNTED', 2)
+  run_dir.record_class_sizes(str(tmp_path), source)
+  got = run_dir.class_sizes(str(tmp_path), 3)
+  assert sizes == (None if got is None else got.tolist())
