@@ -109,6 +109,12 @@ def test_texts_give_the_zero_shot_scores_of_clip(tmp_path):
   want = -log[np.arange(40), labels].mean()
   np.testing.assert_allclose(scores['loss'], want, rtol=_TOLERANCE)
   assert 0.5 < scores['anp_top1'] == np.float32((log.argmax(1) == labels).mean())
+  # Of another length, they would not be scored by the cosine.
+  other = images * np.where(labels == 2, 1.02, 1)[:, None]
+  np.savez(tmp_path / 'other.npz', names=paths, features=other)
+  other_config = config_lib.replaced(config, {'data.eval_split': 'other'})
+  words = r"features of 'big_dog/\d+\.jpg' in features:.*: other have length 1.02, expected 1$"
+  builders.assert_refused(words, train.run, other_config, str(tmp_path / 'other'), 'evaluate')
   # The same of words alone, which the texts name.
   np.savez(tmp_path / 'words.npz', names=['old', 'big'], features=texts[:2])
   word_keys = keys | {'data.pairs': 'adjectives', 'init.from': f'text:{tmp_path}/words.npz'}

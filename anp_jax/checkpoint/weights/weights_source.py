@@ -12,13 +12,14 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import families, naming as naming_lib, published_weights
-from anp_jax.config import networks
+from anp_jax.config import data_keys, networks
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import features
 from anp_jax.models import layers
 
 # CLIP's: its temperature is learnt, and held at 100 (arXiv 2103.00020, section 2.5).
 _TEXT_SCALE = 100.0
+_LENGTH_ERROR = 0.01  # of an image's features; half floats round at 0.001
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,8 @@ def of_texts(
     classes: classes of the run, in their order.
 
   Raises:
-    ConfigError: if the file cannot be read or lacks a class, or for another network.
+    ConfigError: if the file cannot be read or lacks a class, for another network, or for
+      an image's features of another length.
   """
   place = f'config.init.from={path!r}'
   if config.model.name != 'linear' or config.model.head != 'joint':
@@ -85,12 +87,25 @@ def of_texts(
   norms = np.linalg.norm(values, axis=1, keepdims=True)
   if not norms.all():
     raise config_lib.ConfigError(f'{place}: the text of {classes[norms.argmin()]!r} has length 0')
+  if config.data.source.startswith(data_keys.FEATURES):
+    _check_lengths(place, config.data.source, config.data.eval_split)
   kernel = _TEXT_SCALE * (values / norms).T
   tensors = {'params/head/kernel': kernel, 'params/head/bias': np.zeros(len(classes))}
   for name in {*names} - {*tensors}:  # a normalisation that changes nothing
     fill = 1 - layers.BatchNorm.epsilon if name.endswith('var') else float(name.endswith('scale'))
     tensors[name] = np.full(len(kernel), fill)
   return Source(path, {name: (name, value) for name, value in tensors.items()}, (), None)
+
+
+def _check_lengths(place, text, split):
+  names, arrays = features.read_all(text, split)
+  lengths = np.linalg.norm(np.concatenate(arrays, 1), axis=1)
+  worst = np.abs(lengths - 1).argmax()
+  if abs(lengths[worst] - 1) > _LENGTH_ERROR:
+    raise config_lib.ConfigError(
+      f'{place}: the features of {names[worst]!r} in {text}: {split} have length '
+      f'{lengths[worst]:.4g}, expected 1'
+    )
 
 
 def outputs(config: ml_collections.ConfigDict, vocabulary: vocabulary_lib.Vocabulary) -> tuple:
