@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import numpy as np
 from PIL import Image
@@ -20,6 +21,7 @@ from anp_jax.reporting.analysis import (
 )
 from tests import builders
 
+_USE = pathlib.Path(__file__).parents[2] / 'docs' / 'use.md'
 ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
 NAMES = tuple(f'{a}_{n}' for a in ADJECTIVES for n in NOUNS)
 KNOWN = vocabulary_lib.Vocabulary(NAMES)
@@ -270,6 +272,15 @@ def test_files_hold_what_the_rows_hold(evaluated, folder):
   classes = builders.rows(path / 'classes.csv')
   assert [row['class'] for row in classes] == list(NAMES)
   assert classes[0]['noun'] == 'cat' and classes[-1]['top1'] == ''
+  # The words' sizes: class i has 10 i training images, of i // 4 and i % 4.
+  counts = {'adjectives': [60, 220, 380], 'nouns': [120, 150, 180, 210]}
+  documented = re.search(r'nouns.csv` \| for each name: (.*) \|', _USE.read_text())[1].split(';')
+  every, of_class, of_word = ({*re.findall(r'`(\w+)`', part)} for part in documented)
+  assert {*classes[0]} == every | of_class | {'class'}
+  for plural, sizes in counts.items():
+    rows = builders.rows(path / f'{plural}.csv')
+    assert {*rows[0]} == every | of_word | {plural.removesuffix('s')}
+    assert [int(row['training_images']) for row in rows] == sizes
   assert json.loads((path / 'scores.json').read_text()) == evaluation
   page = (path / 'evaluation.md').read_text()
   assert 'Checkpoint of step 7, 397 images; 3 more could not be read' in page

@@ -292,6 +292,9 @@ class Results:
     factors = self.vocabulary.factors
     for part, of_pair, (*_, ids) in zip(self.parts[1:], self.of_pairs, factors):
       more = {'pairs': np.bincount(ids, minlength=len(part.names)).tolist()}
+      if self.training is not None:
+        images = np.bincount(ids, self.training, len(part.names))
+        more['training_images'] = images.astype(int).tolist()
       tables[part.plural] = _table(part, more, {'top1_of_pair': of_pair.recalls})
     return tables
 
