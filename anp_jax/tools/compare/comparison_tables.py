@@ -13,7 +13,11 @@ NONE = '-'
 _FACTS = 'network', 'parameters', 'devices'
 _RATES = 'input wait (median)', 'MFU (median)'
 _DATA = 'data.source', 'data.path', 'data.lists', 'data.dir'
-_TRAINED, _SCORED = 'data.train_split', 'data.eval_split'
+_SCORED = *_DATA, 'data.eval_split'
+_TRAINED = *_DATA, 'data.train_split', 'data.held_out', 'data.imbalance'
+# What a training loss measures.
+_TARGETS = 'label_smoothing', 'data.mixup', 'data.cutmix'
+_LOSS = *_TARGETS, 'model.head', 'model.head_weights', 'data.balance', 'data.balance_power'
 SPEED, APART = 'images/s (median)', ' †'  # of a speed that is not compared
 _FINISHED = {True: 'yes', False: 'no', None: NONE}
 
@@ -47,21 +51,20 @@ def results(runs: list[runs_lib.Run]) -> list[Row]:
   """Returns the scores of the runs, their length, speed and size.
 
   The best runs are marked where scores differ, if all were scored on the same images;
-  the fastest is marked if all were trained on the same images.
+  the fastest is marked if all were trained on the same images, and the lowest training
+  loss if it is the same loss of these.
   """
   rows = []
+  are_scores, are_losses = were_scored_alike(runs), _agree(runs, (*_TRAINED, *_LOSS))
   for name, label in metrics(runs):
     named = [run if run.labels.get(name) == label else None for run in runs]
     for what, choose in (('best', run_tables.best_line), ('last', run_tables.last_line)):
       lines = [choose(name, run.validation) if run else {} for run in named]
       if any(lines):
-        row = _score_row(f'{label}, {what} validation', name, lines)
-        rows.append(row)
+        rows.append(_score_row(f'{label}, {what} validation', name, lines, are_scores))
     if name == 'loss':
       lines = [run_tables.last_line(name, run.train) for run in runs]
-      rows.append(_score_row(f'{label}, last training', name, lines))
-  if not were_scored_alike(runs):
-    rows = [dataclasses.replace(row, best=frozenset()) for row in rows]
+      rows.append(_score_row(f'{label}, last training', name, lines, are_losses))
   facts = [dict(run_tables.facts(run.train, run.validation)) for run in runs]
   ends = [max(run.train + run.validation, key=lambda r: r['step'], default={}) for run in runs]
   rows += [
@@ -89,25 +92,26 @@ def metrics(runs: list[runs_lib.Run]) -> list[tuple[str, str]]:
 
 def were_scored_alike(runs: list[runs_lib.Run]) -> bool:
   """Returns whether all runs name the same classes, and were scored on the same images."""
-  return _have_same_images(runs, _SCORED)
+  return _agree(runs, _SCORED)
 
 
-def _have_same_images(runs, split):
-  """Whether all runs name the same classes, and their split is one of the same data."""
-  data = [[run.classes, *(run.config.get(key) for key in (*_DATA, split))] for run in runs]
-  return all(d == data[0] for d in data)
+def _agree(runs, keys):
+  """Whether all runs name the same classes, and have the same values of keys."""
+  values = [[run.classes, *map(run.config.get, keys)] for run in runs]
+  return all(v == values[0] for v in values)
 
 
-def _score_row(label, name, lines):
+def _score_row(label, name, lines, are_compared):
   cells = (metric_labels.format_value(name, line[name]) if line else NONE for line in lines)
   values = [line.get(name) for line in lines]
-  return Row(label, tuple(cells), _best(values, lowest=name == 'loss'))
+  best = _best(values, lowest=name == 'loss') if are_compared else frozenset()
+  return Row(label, tuple(cells), best)
 
 
 def _speed_row(runs):
   rates = [run_tables.images_per_second(run.train) for run in runs]
   cells = tuple(_text(rate, ',.0f') for rate in rates)
-  if not _have_same_images(runs, _TRAINED):
+  if not _agree(runs, _TRAINED):
     return Row(SPEED + APART, cells)
   return Row(SPEED, cells, _best(rates))
 

@@ -297,21 +297,28 @@ def test_bad_input_is_one_line(tmp_path, capsys, arguments, words):
 
 
 @pytest.mark.parametrize(
-  'change, is_compared',
+  'change, compared',
   [
-    ({'data.source': 'arrays'}, {'speed': False, 'score': False}),
-    ({'data.path': '/other'}, {'speed': False, 'score': False}),
-    ({'data.lists': 'other.txt'}, {'speed': False, 'score': False}),
-    ({'data.dir': '/other'}, {'speed': False, 'score': False}),
-    ({'data.train_split': 'other'}, {'speed': False, 'score': True}),
-    ({'data.eval_split': 'other'}, {'speed': True, 'score': False}),
-    ({}, {'speed': True, 'score': True}),
+    ({'data.source': 'arrays'}, set()),
+    ({'data.path': '/other'}, set()),
+    ({'data.lists': 'other.txt'}, set()),
+    ({'data.dir': '/other'}, set()),
+    ({'data.train_split': 'other'}, {'score'}),
+    ({'data.held_out': ['a']}, {'score'}),
+    ({'data.imbalance': 10}, {'score'}),
+    ({'data.eval_split': 'other'}, {'speed', 'loss'}),
+    ({'label_smoothing': 0.1}, {'speed', 'score'}),
+    ({'model.head': 'factored'}, {'speed', 'score'}),
+    ({'data.mixup': 0.2}, {'speed', 'score'}),
+    ({'data.cutmix': 1}, {'speed', 'score'}),
+    ({'data.balance': 'weights'}, {'speed', 'score'}),
+    ({'seed': 7}, {'speed', 'score', 'loss'}),
   ],
 )
-def test_runs_of_other_data_are_not_compared(tmp_path, no_figure, change, is_compared):
+def test_runs_of_other_data_are_not_compared(tmp_path, no_figure, change, compared):
   paths = []
   for i in range(2):
-    records = _records((0.1, 0.2, 0.3 + 0.1 * i))
+    records = _records((0.1, 0.2, 0.3 + 0.1 * i), (2.0, 1.0, 1.5 - 0.1 * i))
     for record in records:
       if 'images_per_second' in record:
         record['images_per_second'] *= 1 + i
@@ -321,12 +328,17 @@ def test_runs_of_other_data_are_not_compared(tmp_path, no_figure, change, is_com
     paths.append(_run(tmp_path / str(i), changes, records))
   page = tmp_path / 'page.html'
   text = comparison_page.write(paths, str(page))
-  speed, score = (
-    next(x for x in text.splitlines() if x.startswith(label))
-    for label in ('images/s (median)', 'class top-1, best validation')
-  )
-  assert is_compared == {'speed': '*' in speed, 'score': '*' in score}
-  assert is_compared['score'] != ('scored on different images' in text)
+  labels = {
+    'speed': 'images/s (median)',
+    'score': 'class top-1, best validation',
+    'loss': 'loss, last training',
+  }
+  rows = {
+    what: next(x for x in text.splitlines() if x.startswith(label))
+    for what, label in labels.items()
+  }
+  assert compared == {what for what, row in rows.items() if '*' in row}
+  assert ('score' in compared) != ('scored on different images' in text)
   note = '† the runs were trained on different images'
-  assert is_compared['speed'] != ('†' in speed)
-  assert is_compared['speed'] != (note in text) and (note in text) == (note in page.read_text())
+  assert ('speed' in compared) != ('†' in rows['speed'])
+  assert ('speed' in compared) != (note in text) and (note in text) == (note in page.read_text())
