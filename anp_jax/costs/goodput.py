@@ -52,43 +52,28 @@ class Copies:
 
 
 @dataclasses.dataclass(frozen=True)
-class BestPeriod:
-  """The best time between copies.
-
-  Attributes:
-    cost: time that a copy holds the steps up.
-    young: best period to first order.
-    daly: best period to higher order.
-  """
-
-  cost: float
-  young: float
-  daly: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Goodput:
   """What a run keeps of the images/s that it has without failures and copies.
 
   Attributes:
     loss_period: mean time between losses of a node.
     save_period: time between the config's checkpoints; at most the run's.
-    save: best time between checkpoints.
+    save: checkpoints of the best period.
     requeued: share that is kept where a loss ends the job, which is requeued.
-    requeued_daly: the same share with checkpoints of period `save.daly`.
-    mirror: best time between copies in the hosts' memory; at least a step. None, like the
+    requeued_daly: the same share with the checkpoints `save`.
+    mirror: copies in the hosts' memory of the best period, at least a step. None, like the
       following, where the strategy cannot go on in place.
     nodes_after_loss: nodes that compute after the first loss; 0: too few are left.
-    elastic: share that is kept where the others go on from a copy of period `mirror.daly`.
-    elastic_daly: the same share with checkpoints of period `save.daly`.
+    elastic: share that is kept where the others go on from a copy of the config's period.
+    elastic_daly: the same share with the copies `mirror`.
   """
 
   loss_period: float
   save_period: float
-  save: BestPeriod
+  save: Copies
   requeued: float
   requeued_daly: float
-  mirror: BestPeriod | None = None
+  mirror: Copies | None = None
   nodes_after_loss: int | None = None
   elastic: float | None = None
   elastic_daly: float | None = None
@@ -96,11 +81,6 @@ class Goodput:
   def to_json(self) -> dict:
     """Seconds and shares by name."""
     return dataclasses.asdict(self)
-
-
-def young(cost: float, mtbf: float) -> float:
-  """Returns the best time between copies, to first order (Young, CACM 17(9), 1974)."""
-  return math.sqrt(2 * cost * mtbf)
 
 
 def daly(cost: float, mtbf: float) -> float:
@@ -113,12 +93,7 @@ def daly(cost: float, mtbf: float) -> float:
   if cost >= 2 * mtbf:
     return mtbf
   ratio = cost / (2 * mtbf)
-  return young(cost, mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
-
-
-def best_period(cost: float, mtbf: float, least: float = 0.0) -> BestPeriod:
-  """Returns the best times between copies, of `least` seconds or more."""
-  return BestPeriod(cost, max(least, young(cost, mtbf)), max(least, daly(cost, mtbf)))
+  return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
 
 
 def kept(copies: Copies, restart: float, losses: float) -> float:

@@ -234,12 +234,11 @@ def test_best_periods_minimise_the_modelled_cost(cost):
 
   for period in (0.8 * best, 1.2 * best):
     assert share(goodput.daly(cost, 1.0)) > share(period)
-  # Young's period is no less than Daly's, and costs little more.
-  assert goodput.young(cost, 1.0) > goodput.daly(cost, 1.0)
-  assert share(goodput.young(cost, 1.0)) == pytest.approx(share(best), rel=0.25 * cost)
+  # Young's period (1974), to first order, is no less than Daly's, and costs little more.
+  young = math.sqrt(2 * cost)
+  assert young > goodput.daly(cost, 1.0)
+  assert share(young) == pytest.approx(share(best), rel=0.25 * cost)
 
 
 def test_best_periods_have_bounds():
   assert goodput.daly(2.0, 1.0) == goodput.daly(7.0, 1.0) == 1
-  period = goodput.best_period(1e-6, 1.0, least=0.5)
-  assert (period.young, period.daly) == (0.5, 0.5)

@@ -51,24 +51,22 @@ def _goodput(point, setting, request, flags, host) -> goodput.Goodput:
   losses = faults.mtbf / nodes
   state, step = _host_bytes(point, setting), sum(point.seconds.values())
   every = config_lib.steps(config.checkpoint.every, point.batch, setting.workload.examples)
-  save = goodput.best_period(state / _SAVE_RATE, losses, step)
+  save = _best(state / _SAVE_RATE, losses, step)
   saves = goodput.Copies(save.cost, min(every * step, point.run_seconds))
-  best_saves = goodput.Copies(save.cost, save.daly)
   result = goodput.Goodput(
     loss_period=losses,
     save_period=saves.period,
     save=save,
     requeued=goodput.requeued(faults, nodes, saves),
-    requeued_daly=goodput.requeued(faults, nodes, best_saves),
+    requeued_daly=goodput.requeued(faults, nodes, save),
   )
   if not strategy_lib.find(config).is_elastic:
     return result
   # A core reads the state and writes it, and that of a neighbour whose loss would lose it.
   copied = (2 if setting.is_sharded else 1) * state
-  mirror = goodput.best_period(2 * copied / (1e9 * host.gigabytes_per_second), losses, step)
+  mirror = _best(2 * copied / (1e9 * host.gigabytes_per_second), losses, step)
   period = config.cluster.mirror_every * step or max(step, mirror.cost / host_mirror.SHARE)
   mirrors = goodput.Copies(mirror.cost, period)
-  best_mirrors = goodput.Copies(mirror.cost, mirror.daly)
   used, speeds = _with_fewer_nodes(point, setting, request)
   in_place = functools.partial(goodput.elastic, faults, used, speeds)
   return dataclasses.replace(
@@ -76,8 +74,14 @@ def _goodput(point, setting, request, flags, host) -> goodput.Goodput:
     mirror=mirror,
     nodes_after_loss=used[-2],
     elastic=in_place(mirrors, saves, point.run_seconds),
-    elastic_daly=in_place(best_mirrors, best_saves, point.run_seconds),
+    # In place, hardly a loss returns to a checkpoint: the config's are kept.
+    elastic_daly=in_place(mirror, saves, point.run_seconds),
   )
+
+
+def _best(cost, losses, step) -> goodput.Copies:
+  """Copies of the best period, at least a step."""
+  return goodput.Copies(cost, max(step, goodput.daly(cost, losses)))
 
 
 def _host_bytes(point, setting) -> float:

@@ -33,9 +33,9 @@ _GOODPUT: dict[str, Callable[[goodput_lib.Goodput], str]] = {
   'a loss every': lambda g: progress.duration(g.loss_period),
   'save': lambda g: f'{1e3 * g.save.cost:,.3g} ms',
   'every': lambda g: progress.duration(g.save_period),
-  'best (Young; Daly)': lambda g: _best(g.save),
+  'best': lambda g: progress.duration(g.save.period),
   'mirror': lambda g: f'{1e3 * g.mirror.cost:,.3g} ms' if g.mirror else '-',
-  'best every (Young; Daly)': lambda g: _best(g.mirror),
+  'best every': lambda g: progress.duration(g.mirror.period) if g.mirror else '-',
   'after a loss': lambda g: '-' if g.nodes_after_loss is None else f'{g.nodes_after_loss}',
   'requeued': lambda g: _share(g.requeued),
   'elastic': lambda g: _share(g.elastic),
@@ -99,12 +99,6 @@ def goodput(plans: Mapping[str, Sequence[points_lib.Point]], mtbf: float, repair
   back = f'is back after {repair:g} h' if repair else 'never returns'
   caption = f'share of the images/s that is kept if a node fails every {mtbf:,g} h and {back}'
   return report_kit.Table(rows, 'lr', caption).plain()
-
-
-def _best(period):
-  if period is None:
-    return '-'
-  return f'{progress.duration(period.young)}; {progress.duration(period.daly)}'
 
 
 def _share(share):

@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+from scipy import special
 
 from anp_jax.tools.plan import __main__ as command
 from tests import builders
@@ -52,10 +53,32 @@ def test_goodput_follows_from_the_step_and_the_flags(capsys, priors_only):
       mtbf * math.exp((60 + 300) / mtbf) * (math.exp((period + cost) / mtbf) - 1)
     )
     assert goodput['requeued'] == pytest.approx(expected, rel=1e-3)
-    assert goodput['save']['young'] == pytest.approx(math.sqrt(2 * cost * mtbf), rel=1e-3)
-    assert 0 < goodput['elastic'] < goodput['elastic_daly'] < 1
+    # The derivative of the kept share is zero where exp(-(t + cost) / mtbf) = 1 - t / mtbf.
+    best = mtbf * (1 + special.lambertw(-math.exp(-1 - cost / mtbf)).real)
+    assert goodput['save']['period'] == pytest.approx(best, rel=0.005)
+    assert 0 < goodput['elastic'] <= goodput['elastic_daly'] < 1
     assert goodput['requeued'] < goodput['requeued_daly'] < 1
-  assert points[0]['goodput']['requeued'] == points[0]['goodput']['elastic']
+  assert points[0]['goodput']['requeued'] == points[0]['goodput']['elastic_daly']
+  (often,) = _points(capsys, '--nodes=1', '--mtbf=1e-5')[1]  # at least a step
+  assert often['goodput']['save']['period'] * often['images_per_second'] == pytest.approx(786432)
+
+
+# Where the best checkpoints of a requeued run cost an elastic one more than they save.
+_RESNET = [
+  '--config=configs/resnet_anp.py:modern',
+  '--device=h100',
+  '--nodes=4,8',
+  '--config.batch_size=2048',
+]
+
+
+@pytest.mark.parametrize('config', [[], _RESNET])
+@pytest.mark.parametrize('mtbf, every', [(2, '10 epochs'), (100, '10 steps'), (100, '1 epochs')])
+def test_best_copies_keep_no_less_than_the_configs(capsys, priors_only, config, mtbf, every):
+  _, points = _points(capsys, *config, f'--mtbf={mtbf}', f'--config.checkpoint.every={every}')
+  for goodput in (point['goodput'] for point in points):
+    assert goodput['requeued'] <= goodput['requeued_daly']
+    assert goodput['elastic'] <= goodput['elastic_daly']
 
 
 def test_a_strategy_that_does_not_go_on_in_place_is_requeued(capsys, priors_only):
@@ -63,7 +86,7 @@ def test_a_strategy_that_does_not_go_on_in_place_is_requeued(capsys, priors_only
   lines, (point,) = _points(capsys, *config, '--nodes=2', '--scaling=strong')
   start = next(i for i, line in enumerate(lines) if 'requeued' in line)
   head, row = (re.split(r'\s{2,}', lines[i].strip()) for i in (start, start + 1))
-  in_place = {'mirror', 'best every (Young; Daly)', 'after a loss', 'elastic', 'elastic, Daly'}
+  in_place = {'mirror', 'best every', 'after a loss', 'elastic', 'elastic, Daly'}
   assert {name for name, cell in zip(head, row, strict=True) if cell == '-'} == in_place
   goodput = point['goodput']
   assert goodput['elastic'] is goodput['elastic_daly'] is goodput['mirror'] is None
