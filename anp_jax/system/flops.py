@@ -19,6 +19,10 @@ def count_call(
 ) -> int:
   """Counts the operations of a call, which is traced and not executed.
 
+  The count follows the network's lowering. That for a CPU with oneDNN has a network's own
+  products alone; accelerators pad the kernel of a stem, and a CPU without oneDNN computes
+  grouped convolutions by element or as dense ones.
+
   Args:
     function: function of arrays; if jitted, its trace is cached for its lowering.
     *arguments: pytrees of arrays or jax.ShapeDtypeStruct.

@@ -1,5 +1,8 @@
 """Every family's networks: their sizes, and what a file of weights tells of them."""
 
+import pathlib
+import re
+
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ from anp_jax import models
 from anp_jax.checkpoint.weights import families, naming
 from anp_jax.config import networks
 from anp_jax.models import convnets, convnext, efficientnet, resnet
+from anp_jax.system import flops, onednn
 from tests import builders
 
 # torchvision's and timm's with 1,000 classes; millions as timm's
@@ -62,6 +66,12 @@ SMALL = {
   # The paper's 60 million: those of bvlc_reference_caffenet, less 990 classes of 4,097.
   'caffenet': ((227, 227, 3), 60_965_224 - 990 * 4097),
 }
+# Network, width, pixels, millions of parameters and billions of operations.
+_ROWS = re.findall(
+  r'^\| `(\w+)`(?:, width (\d+))? \| (\d+) \| ([\d.]+) \| ([\d.]+) \|',
+  (pathlib.Path(__file__).parents[2] / 'docs' / 'networks.md').read_text(),
+  re.MULTILINE,
+)
 # Endings of the names of networks that are one of several of their kind.
 _SLOW = ('_b1', '_b2', '_b3', '_b4', 'tf_efficientnet_b0', '101', '152', '32x8d', 'seresnet50')
 _SLOW = (*_SLOW, '_lite1', '_lite2', '_small', '_base', 'v2_tiny', 'wide_resnet50_2')
@@ -104,6 +114,23 @@ def test_parameters_and_what_a_file_tells_of_them(name):
   keys = family.network('x', shapes, kind, {'architecture': name})
   assert keys['model.name'] == name and keys['model.head'] == 'joint'
   assert {key: keys[key] for key in width} == width
+
+
+@pytest.mark.parametrize(
+  'name, width, side, millions, billions',
+  [pytest.param(*row, marks=[pytest.mark.slow] * row[0].endswith(_SLOW)) for row in _ROWS],
+)
+def test_sizes_of_the_page_of_networks(name, width, side, millions, billions):
+  config = builders.config({'model.name': name, **({'model.width': int(width)} if width else {})})
+  shape, classes = (int(side), int(side), 3), 10 if side == '32' else 1000
+  variables = _shapes(config, shape, classes)
+  digits = len(millions.partition('.')[2])
+  assert f'{_count(variables) / 1e6:.{digits}f}' == millions
+  module = models.create(config, classes, onednn.PLATFORM)
+  images = jax.ShapeDtypeStruct((1, *shape), 'float32')
+  operations = flops.count_call(lambda v, x: module.apply(v, x, False), variables, images)
+  digits = len(billions.partition('.')[2])
+  assert f'{operations / 1e9:.{digits}f}' == billions
 
 
 @pytest.mark.parametrize('name', SMALL)
