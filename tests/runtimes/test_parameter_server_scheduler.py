@@ -118,11 +118,19 @@ def test_stop_ends_at_the_present_version():
   assert scheduler.limit == scheduler.version == 1
 
 
-@pytest.mark.parametrize('parts', [1, 3])
-def test_no_gradient_is_stale_and_nobody_waits_for_ever(parts):
-  """Workers of random speed run, and some of them die."""
+@pytest.mark.parametrize(
+  'mode, parts, keys',
+  [
+    ('rennala', 1, {}),
+    ('rennala', 3, {'parts': 3}),
+    ('synchronous', 5, {}),
+    ('synchronous', 3, {'backup_workers': 2}),
+  ],
+)
+def test_no_gradient_is_stale_and_nobody_waits_for_ever(mode, parts, keys):
+  """Five workers of random speed run, and some of them die."""
   rng = random.Random(parts)
-  scheduler = _scheduler('rennala', parts=parts, total=200)
+  scheduler = _scheduler(mode, total=200, workers=5, **keys)
   hands, used = {}, []
   worker, names, calls = 0, list(range(5)), 0
   while scheduler.version < 200:
@@ -170,34 +178,40 @@ def test_synchronous_update_is_made_of_one_shard_a_worker():
   assert scheduler.take('b') == (1, 0)
 
 
-def test_backup_worker_stands_in_for_the_slowest():
+def test_a_synchronous_update_is_of_one_step_though_a_worker_comes_late():
+  scheduler = _scheduler('synchronous', workers=2, total=2)
+  _compute(scheduler, 'a', scheduler.take('a'))
+  assert scheduler.take('a') == (0, 1)
+  assert scheduler.take('late') is None
+  assert len(_compute(scheduler, 'a', (0, 1))) == 2
+  assert scheduler.take('late') == (1, 0)
+
+
+def test_the_first_workers_make_the_update_where_one_is_a_backup():
   scheduler = _scheduler('synchronous', workers=3, total=3, backup_workers=1)
   assert scheduler.data_shards == 2
-  slow, quick, backup = (scheduler.take('slow'), scheduler.take('quick'), scheduler.take('back'))
-  assert (slow, quick, backup) == ((0, 0), (0, 1), (0, 0))
-  scheduler.begin_read('slow', slow)
-  assert _compute(scheduler, 'quick', quick) == []
-  assert len(_compute(scheduler, 'back', backup)) == 2
-  assert scheduler.version == 1
-  # The others go on, and what the slow one brings is dropped.
-  assert [scheduler.take('quick'), scheduler.take('back')] == [(1, 0), (1, 1)]
-  assert scheduler.commit('slow', slow, _contribution(0)) is None
+  tickets = {w: scheduler.take(w) for w in ('slow', 'quick', 'other')}
+  assert tickets == {'slow': (0, 0), 'quick': (0, 1), 'other': (1, 0)}
+  scheduler.begin_read('slow', (0, 0))
+  assert _compute(scheduler, 'quick', (0, 1)) == []
+  assert len(_compute(scheduler, 'other', (1, 0))) == 2
+  # What the slow one brings is dropped, and its images are leased again.
+  assert scheduler.commit('slow', (0, 0), _contribution(0)) is None
+  assert [scheduler.take(w) for w in tickets] == [(0, 0), (1, 1), (2, 0)]
 
 
-def test_who_has_given_a_gradient_does_not_stand_in_for_others():
-  """It would compute into the next update, which would lack a worker."""
+def test_a_second_gradient_of_a_worker_stands_in_for_lost_ones_alone():
+  """Else it would compute into the next update, which would lack a worker."""
   scheduler = _scheduler('synchronous', workers=4, total=3, backup_workers=1)
   tickets = {w: scheduler.take(w) for w in 'abcd'}
-  assert tickets == {'a': (0, 0), 'b': (0, 1), 'c': (0, 2), 'd': (0, 0)}
-  scheduler.begin_read('a', tickets['a'])
-  assert _compute(scheduler, 'b', tickets['b']) == []
-  assert _compute(scheduler, 'd', tickets['d']) == []
-  assert scheduler.take('b') == scheduler.take('d') is None
-  # The one whose gradient came too late is free to.
-  assert scheduler.commit('a', (0, 0), _contribution(0)) is None
-  assert scheduler.take('a') == (0, 2)
-  assert len(_compute(scheduler, 'c', tickets['c'])) == 3
-  assert scheduler.take('b') == (1, 0)
+  for worker in 'bd':
+    assert _compute(scheduler, worker, tickets[worker]) == []
+  assert scheduler.take('b') is None
+  scheduler.release('a')
+  assert scheduler.take('b') is None  # the third is under way
+  scheduler.release('c')
+  assert scheduler.take('b') == tickets['a'] and scheduler.take('d') is None
+  assert len(_compute(scheduler, 'b', tickets['a'])) == 3
 
 
 def test_as_many_backup_workers_as_workers_are_refused():

@@ -52,13 +52,14 @@ _SETTINGS = {
   'backup': {
     'strategy.mode': 'synchronous',
     'strategy.backup_workers': 1,
+    'data.mixup': 0.0,  # its random numbers are of one step, where parts are of several
     'model.name': 'tests.user_network:WithOurLayers',
     'model.norm_momentum': 0.9,
   },
   'rennala': {
     'strategy.mode': 'rennala',
     'strategy.parts': 2,
-    'data.mixup': 0.0,  # its random numbers are of one step, where parts are of several
+    'data.mixup': 0.0,
     'model.name': 'tests.user_network:WithOurLayers',
     'model.norm_momentum': 0.9,
   },

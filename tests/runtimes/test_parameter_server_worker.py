@@ -181,8 +181,12 @@ def test_no_example_is_used_twice_when_a_batch_is_divided_otherwise(shards, used
 
 
 @pytest.mark.parametrize('answer', [{}, {'drop': True}])
-def test_a_gradient_that_would_be_dropped_is_not_sent(config, answer):
-  config = serving.config_of(config, **{'strategy.mode': 'rennala'})
+@pytest.mark.parametrize(
+  'keys',
+  [{'strategy.mode': 'rennala'}, {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1}],
+)
+def test_a_gradient_that_would_be_dropped_is_not_sent(config, answer, keys):
+  config = serving.config_of(config, **keys)
   setup = types.SimpleNamespace(config=config, feed=lambda *_: _Feed())
   sent = np.zeros(2)
   values = {'finite': 1.0, 'weight': 4.0, 'loss': 0.5}

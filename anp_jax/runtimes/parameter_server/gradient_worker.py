@@ -175,9 +175,10 @@ class _WorkerSession:
     self._session = session
     self._servers = servers
     self._layout = setup.layout
-    mode = setup.config.strategy.mode
-    synchronous, self._drops = mode == 'synchronous', mode == 'rennala'
-    self._in_flight = 1 if synchronous else setup.config.strategy.in_flight
+    s = setup.config.strategy
+    synchronous = s.mode == 'synchronous'
+    self._drops = s.mode == 'rennala' or s.backup_workers > 0
+    self._in_flight = 1 if synchronous else s.in_flight
     self._queue = BatchQueue(
       self._take,
       # A worker that still computes what others have finished must not hold a

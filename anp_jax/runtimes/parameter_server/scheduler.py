@@ -8,7 +8,6 @@ updates.
 
 import heapq
 import itertools
-import math
 
 import ml_collections
 
@@ -46,8 +45,8 @@ class TicketScheduler:
     self.version, self.limit = version, max(total, version)
     self.data_shards = data_shards(config, workers)
     self._is_synchronous = s.mode == 'synchronous'
-    self._drops_late = s.mode == 'rennala'
-    self._spares = s.backup_workers if self._is_synchronous else math.inf
+    self._drops_late = s.mode != 'async'
+    self._workers = workers
     tickets = (divmod(number, self.data_shards) for number in itertools.count())
     unused = (ticket for ticket in tickets if ticket not in used)
     # Those not leased yet
@@ -62,12 +61,9 @@ class TicketScheduler:
     """Leases a ticket; None if there is none now, or no more."""
     if self.version >= self.limit:
       return None
-    needs_batch = not self._free
-    if self._is_synchronous:
-      if any(worker in lease for lease in self._leases.values()):
-        return None
-      needs_batch = not (self._free or self._leases or self._committed)
-    if needs_batch:
+    if self._is_synchronous and not self._may_contribute(worker):
+      return None
+    if not self._free:
       self._free = list(itertools.islice(self._tickets, self.data_shards))
     ticket = heapq.heappop(self._free) if self._free else self._spare(worker)
     if ticket is not None:
@@ -136,16 +132,19 @@ class TicketScheduler:
         del self._leases[ticket]
         heapq.heappush(self._free, ticket)
 
+  def _may_contribute(self, worker):
+    """Whether a synchronous update takes one gradient more from a worker."""
+    if any(worker in lease for lease in self._leases.values()):
+      return False
+    # Who has contributed computes again only if too few others are there, or if no other
+    # update follows that its second pass would delay.
+    has_contributed = any(worker == contributor for contributor, _ in self._committed.values())
+    is_last = self.version == self.limit - 1
+    most = self.data_shards if has_contributed and not is_last else self._workers
+    return len(self._leases) + len(self._committed) < most
+
   def _spare(self, worker):
-    """A ticket that another worker has had for longest, to be quicker."""
-    # One that began now would still compute when the next update begins, and
-    # that one would lack a worker: a second pass takes as long as the first.
-    contributors = [contributor for contributor, _ in self._committed.values()]
-    if self._is_synchronous and worker in contributors:
-      return None
-    twice = sum(len(lease) > 1 for lease in self._leases.values())
-    if twice >= self._spares:
-      return None
+    """A ticket that one other worker has had for longest, to be quicker."""
     alone = (
       ticket for ticket, lease in self._leases.items() if len(lease) == 1 and worker not in lease
     )

@@ -57,7 +57,7 @@ class Timeline:
   """Simulated workers, each between its requests to the servers.
 
   A worker's pass takes config.strategy.simulate's times; its gradients in
-  flight share its one device, first come, first served. In mode 'rennala' an
+  flight share its one device, first come, first served. Except in mode 'async' an
   update stops the passes that began before it.
   """
 
@@ -145,7 +145,7 @@ class Timeline:
         contribution['seconds'] = self._seconds
       reads = {c['reads'][0] for c in contributions} | self._scheduler.reads()
       self._ordered = Update(contributions, reads)
-      if self._config.strategy.mode == 'rennala':
+      if self._config.strategy.mode != 'async':
         self._stop_late()
     for flight in self._waiting:
       self._schedule(0.0, flight)
