@@ -59,6 +59,19 @@ class WithOurLayers(nn.Module):
     return nn.Dense(self.num_classes, name='head', **types)(x.mean((1, 2)))
 
 
+class WithCounter(nn.Module):
+  """A classifier that counts its training steps."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    count = self.variable('batch_stats', 'count', lambda: jnp.zeros((), jnp.int32))
+    if train:
+      count.value += 1
+    return nn.Dense(self.num_classes, name='head')(images.mean((1, 2)))
+
+
 class WithLayersUsedTwice(nn.Module):
   """Convolutions that share weights, and one in two groups of channels."""
 

@@ -300,6 +300,11 @@ _NORM = 'norm_group=0.*where strategy.rows is not'
       _WORKERS | {'strategy.mode': 'synchronous', 'optimizer.clip_norm': '1'},
       'clip_norm=1.0: expected 0 where .* real workers clip the gradients',
     ),
+    (
+      _SERVERS,
+      _WORKERS | {'strategy.mode': 'rennala', 'model.norm_group': '0'},
+      'norm_group=0: expected 1 or more where .* real workers normalise the parts',
+    ),
     (_SERVERS, {'strategy.look_ahead': 'dan'}, "'dan': .*none, dana.*did you mean 'dana'"),
     (_SERVERS, _DANA | {'strategy.mode': 'rennala'}, "'none' where strategy.mode is 'rennala'"),
     (_SERVERS, _DANA | {'strategy.mode': 'synchronous'}, "'none' where .* is 'synchronous'"),

@@ -122,6 +122,12 @@ def test_a_batch_that_does_not_divide_into_the_parts_is_refused(tmp_path, config
   builders.assert_refused([text], _run, config, tmp_path)
 
 
+def test_statistics_that_real_servers_do_not_carry_are_refused(tmp_path, config):
+  config = _simulated(config, 3, **{'model.name': 'tests.user_network:WithCounter'})
+  words = ["'parameter_server' carries float32 only", 'batch_stats/count is int32']
+  builders.assert_refused(words, _run, config, tmp_path)
+
+
 def test_several_processes_are_refused(config):
   config = _simulated(config, 3)
   invocation = strategy_lib.Invocation(config, '', processes=types.SimpleNamespace(count=2))

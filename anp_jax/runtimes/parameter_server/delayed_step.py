@@ -21,7 +21,7 @@ import optax
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.sync import sync_step
-from anp_jax.runtimes.parameter_server import look_ahead
+from anp_jax.runtimes.parameter_server import layout, look_ahead
 from anp_jax.training import multipliers
 
 ORDER = 'order'  # name of an update's order in its batch
@@ -110,7 +110,12 @@ class DelayedStep(sync_step.SyncStep):
     return LookAheadOptimizer(update, ahead)
 
   def abstract_state(self, abstract_replica: state_lib.TrainState) -> state_lib.TrainState:
-    """The abstract state with all slots, from that of one network."""
+    """The abstract state with all slots, from that of one network.
+
+    Raises:
+      ConfigError: if real servers cannot carry a leaf's dtype.
+    """
+    layout.Layout(self._config, abstract_replica)
 
     def stacked(s, count, zeros=0):
       sharding = jax.NamedSharding(s.sharding.mesh, mesh_lib.P(None, *s.sharding.spec))

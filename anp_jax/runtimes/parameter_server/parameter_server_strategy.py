@@ -75,6 +75,7 @@ class ParameterServer(sync.Sync):
     optimizer, mode = config['optimizer.name'], config['strategy.mode']
     elementwise = [name for name, entry in optimizers.OPTIMIZERS.items() if entry.is_elementwise]
     has_simulation = bool(config['strategy.simulate.workers'])
+    condition = "where strategy.simulate.workers are simulated and strategy.mode is not 'async'"
     looks_ahead = config['strategy.look_ahead'] != 'none'
     for refused, key, expected in (
       (
@@ -101,8 +102,12 @@ class ParameterServer(sync.Sync):
       (
         has_simulation and mode != 'async' and config.get('optimizer.clip_norm'),
         'optimizer.clip_norm',
-        "0 where strategy.simulate.workers are simulated and strategy.mode is not 'async': real "
-        'workers clip the gradients of an update one by one',
+        f'0 {condition}: real workers clip the gradients of an update one by one',
+      ),
+      (
+        has_simulation and mode != 'async' and config.get('model.norm_group') == 0,
+        'model.norm_group',
+        f'1 or more {condition}: real workers normalise the parts of an update one by one',
       ),
       (
         config['strategy.dedicated'] and not config['batch_size'],
