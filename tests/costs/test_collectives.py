@@ -83,12 +83,15 @@ def test_normal_maximum_has_its_known_values():
     10: 1.53875,  # Harter 1961, table 1
     100: 2.50759,
   }
+
+  def deviations(count, backups=0):
+    return (order_statistics.slowest(1.0, 0.1, count, backups) - 1) / 0.1
+
   for count, value in values.items():
-    mean = order_statistics.normal_max(count)
-    assert mean == pytest.approx(value, abs=2e-5)
+    assert deviations(count) == pytest.approx(value, abs=2e-5)
   # The second largest of three is the median; of ten, Harter's 1.00136.
-  assert order_statistics.normal_max(3, 1) == pytest.approx(0, abs=1e-6)
-  assert order_statistics.normal_max(10, 1) == pytest.approx(1.00136, abs=2e-5)
+  assert deviations(3, 1) == pytest.approx(0, abs=1e-6)
+  assert deviations(10, 1) == pytest.approx(1.00136, abs=2e-5)
 
 
 def test_the_slowest_of_thousands_agrees_with_random_numbers():
@@ -102,7 +105,15 @@ def test_the_slowest_of_thousands_agrees_with_random_numbers():
 
 
 @pytest.mark.parametrize(
-  'count, backups, factors', [(4, 0, (2.0,)), (4, 0, (1.1,)), (8, 1, (1.05, 1.2)), (16, 0, (0.5,))]
+  'count, backups, factors',
+  [
+    (4, 0, (2.0,)),
+    (4, 0, (1.1,)),
+    (8, 1, (1.05, 1.2)),
+    (16, 0, (0.5,)),
+    (5, 4, (1.1, 1.1)),  # the quickest of them
+    (3, 1, (1.1, 1.2, 1.3)),  # none alike
+  ],
 )
 def test_the_slowest_of_unequal_ones_agrees_with_random_numbers(count, backups, factors):
   means = 0.3 * np.array([*factors, *[1.0] * (count - len(factors))])
