@@ -145,9 +145,7 @@ class TicketScheduler:
 
   def _spare(self, worker):
     """A ticket that one other worker has had for longest, to be quicker."""
-    alone = (
-      ticket for ticket, lease in self._leases.items() if len(lease) == 1 and worker not in lease
-    )
+    alone = (t for t, lease in self._leases.items() if len(lease) == 1 and worker not in lease)
     return next(alone, None)
 
 

@@ -85,11 +85,27 @@ def cycle(setting: steps.Setting, busy: float) -> Cycle:
   rate = min(rate, servers * link.bandwidth / size)
   rate += sum(1 / seconds for seconds in cycles[sending:])
   if s.mode == 'rennala':
-    # All begin again at each update, which lacks what is not finished then.
-    arrivals = sorted(n * seconds for seconds in cycles for n in range(1, s.parts + 1))
-    rate = min(rate, s.parts / arrivals[s.parts - 1])
+    rate = min(rate, s.parts / _collecting(setting, cycles, busy))
   seconds = max(workers * s.parts / rate, workers * update)
   return Cycle(seconds, workers * s.parts, workers)
+
+
+def _collecting(setting, cycles, busy) -> float:
+  """Seconds of an update of `rennala`: all begin again after it, and it takes the first gradients.
+
+  Args:
+    setting: what is planned for.
+    cycles: mean seconds between two gradients of each worker.
+    busy: those of them that the worker computes, which vary.
+  """
+  parts = setting.config.strategy.parts
+  last = sorted(n * seconds for seconds in cycles for n in range(1, parts + 1))[parts - 1]
+  # Of each worker one gradient, the nearest to the last, may or may not be in time; n of them
+  # in turn vary by a root of n more than one.
+  counts = [max(1, round(last / seconds)) for seconds in cycles]
+  jitter = setting.jitter * busy / min(cycles) * (len(cycles) / sum(counts)) ** 0.5
+  ends = [n * seconds for n, seconds in zip(counts, cycles)]
+  return order_statistics.slowest(1.0, jitter, len(ends), sum(counts) - parts, ends)
 
 
 def _update(setting, servers):
