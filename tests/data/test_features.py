@@ -9,7 +9,7 @@ import pytest
 from safetensors import numpy as safetensors_numpy
 
 from anp_jax.checkpoint import run_dir
-from anp_jax.data.sources import features, label_mapping
+from anp_jax.data.sources import features, label_mapping, subset
 from tests import builders, image_sources, opening
 
 NAMES = ('a/old_cat/1.jpg', 'a/red_dog/2.jpg', 'a/old_cat/3.jpg')
@@ -69,6 +69,13 @@ def test_an_example_without_a_class_has_no_word():
   source = image_sources.Source(VALUES, [2, -1, 0], ('old_cat', 'red_dog', 'red_cat'))
   words = label_mapping.of_words(source, 'adjectives')
   np.testing.assert_array_equal(words.labels(), [1, -1, 0])
+
+
+def test_a_label_beyond_the_pairs_stays_beyond_their_words():
+  source = image_sources.Source(VALUES, [2, 3, 9], ('old_cat', 'red_dog', 'red_cat'))
+  words = label_mapping.of_words(source, 'adjectives')
+  assert words.labels()[0] == 1 and (words.labels()[1:] >= 2).all()
+  builders.assert_refused('1 has label 2; expected 0 to 1', subset.complete_labels, words)
 
 
 def test_features_of_other_widths_are_refused(tmp_path, config):

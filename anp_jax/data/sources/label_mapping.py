@@ -53,11 +53,15 @@ class _MappedLabels(source_lib.Wrapper):
   def __init__(self, source, vocabulary, ids):
     super().__init__(source)
     self.vocabulary = vocabulary
-    self._ids = np.array([*ids, -1], np.int32)  # an example without a class has -1
+    # An example without a class keeps -1; a label beyond the classes stays beyond them.
+    self._ids = np.array([*ids, len(vocabulary), -1], np.int32)
 
   def read(self, indices):
     images, labels = self._source.read(indices)
-    return images, self._ids[labels]
+    return images, self._mapped(labels)
 
   def labels(self):
-    return self._ids[self._source.labels()]
+    return self._mapped(self._source.labels())
+
+  def _mapped(self, labels):
+    return self._ids[np.clip(labels, -1, len(self._ids) - 2)]

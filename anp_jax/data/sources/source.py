@@ -15,7 +15,8 @@ class Source:
   need no TensorFlow; synthetic examples are made on the device; vectors are features.
 
   Attributes:
-    kind: 'encoded' (image files), 'pixels' (uint8 arrays), 'vectors' or 'synthetic'.
+    kind: 'encoded' (image files) or 'pixels' (uint8 arrays) of a class of yours; else
+      'vectors' or 'synthetic', too.
     vocabulary: classes of the labels.
     name: name of the split in messages.
   """
@@ -40,8 +41,8 @@ class Source:
       indices: (n,) int64 in [0, len).
 
     Returns:
-      n images, bytes or (height, width, 3) uint8, or vectors (1, 1, width) float32;
-      labels (n,) int32.
+      n images, bytes if encoded or pixels (height, width, 3) uint8, or vectors
+      (1, 1, width) float32; labels (n,) int32.
     """
     raise NotImplementedError
 
@@ -95,20 +96,22 @@ class Wrapper(Source):
 def check_labelled(
   source: Source, labels: np.ndarray, indices: Sequence[int] | np.ndarray | None = None
 ) -> None:
-  """Raises ConfigError at the first example without a label, naming it.
+  """Raises ConfigError at the first example without a label of a class, naming it.
 
   Args:
     source: examples.
     labels: (n,) of some of them; -1: none.
     indices: (n,) their indices; None: all examples.
   """
-  if (labels < 0).any():
-    row = int(np.argmax(labels < 0))
+  classes = len(source.vocabulary)
+  bad = (labels < 0) | (labels >= classes)
+  if bad.any():
+    row = int(np.argmax(bad))
     index = row if indices is None else int(indices[row])
-    raise config_lib.ConfigError(
-      f'{source.name}: {source.example_name(index)} has no label; expected a split whose '
-      'examples all have one'
-    )
+    text = f'label {labels[row]}; expected 0 to {classes - 1}'
+    if labels[row] == -1:
+      text = 'no label; expected a split whose examples all have one'
+    raise config_lib.ConfigError(f'{source.name}: {source.example_name(index)} has {text}')
 
 
 def fingerprint(source: Source) -> dict:
