@@ -10,7 +10,6 @@ from anp_jax.parallel.sync import sync_strategy as sync
 class SignSgd(sync.Sync):
   """Synchronous training in which only signs travel."""
 
-  name = 'tests.sign_sgd:SignSgd'
   state = 'single'  # it resumes checkpoints of `sync`, which resumes its own
 
   def build(self, config, specs, forward_order=(), offload_devices=()):

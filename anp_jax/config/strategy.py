@@ -92,7 +92,7 @@ class Strategy:
   is what a strategy whose devices work in step inherits from.
 
   Attributes:
-    name: value of config.strategy.name; '' where a user's class was not imported.
+    name: value of config.strategy.name by which `by_name` made it; else ''.
     state: kind of the saved state; strategies of one kind resume each other's
       checkpoints.
     sums_statistics: whether a network may take statistics of the batch over the
@@ -384,5 +384,8 @@ def _check_form(name):
 def _imported(name):
   if name in BUILT_IN:
     module, _, attribute = BUILT_IN[name].partition(':')
-    return getattr(importlib.import_module(module), attribute)()
-  return trust.made(_KEY, name, Strategy, {})
+    strategy = getattr(importlib.import_module(module), attribute)()
+  else:
+    strategy = trust.made(_KEY, name, Strategy, {})
+  strategy.name = name
+  return strategy

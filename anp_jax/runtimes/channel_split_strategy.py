@@ -38,7 +38,6 @@ class ChannelSplit(sync.Sync):
   other platforms and processes, compute channels for it.
   """
 
-  name = 'channel_split'
   is_elastic = False
   planned_mesh = {'mesh.data': '1', 'mesh.model': '-1'}
 

@@ -15,8 +15,6 @@ _TINY = 'configs/resnet_anp.py:tiny'
 class Mine(strategy.Strategy):
   """A strategy of a user's."""
 
-  name = 'mine'
-
   def default_config(self):
     return {
       'twist': keys.integer(3, 'turns', above=0),

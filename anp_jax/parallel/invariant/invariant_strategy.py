@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 class Invariant(sync.Sync):
   """Synchronous training with the same bits on any number of devices."""
 
-  name = 'invariant'
   state = 'invariant'
   # Sums over devices would depend on their number.
   sums_statistics = False

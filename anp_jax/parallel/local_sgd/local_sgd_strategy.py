@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 class LocalSgd(sync.Sync):
   """Groups of devices that exchange weights periodically."""
 
-  name = 'local_sgd'
   state = 'local_sgd'
   has_group_weights = True
 

@@ -33,7 +33,6 @@ ROWS_KEY = keys.value(
 class Sync(strategy.Strategy):
   """Synchronous training: every shard's gradient in every update."""
 
-  name = 'sync'
   is_elastic = True
 
   def default_config(self) -> dict[str, keys.Key]:

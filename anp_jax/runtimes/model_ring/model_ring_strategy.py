@@ -14,7 +14,6 @@ from anp_jax.runtimes import transport_keys
 class ModelRing(sync.Sync):
   """Many models that travel around a ring of devices."""
 
-  name = 'model_ring'
   is_elastic = False
   state = 'model_ring'
   steps_together = False

@@ -33,7 +33,6 @@ _SIMULATION = {
 class ParameterServer(sync.Sync):
   """Asynchronous training with parameter servers."""
 
-  name = 'parameter_server'
   is_elastic = False
   steps_together = False
   planned_mesh = {}
