@@ -8,11 +8,13 @@ another makes its steps.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
+import math
 import os
 import sys
 
 import jax
 from ml_collections import ConfigDict
+import numpy as np
 
 from anp_jax import cluster, config as config_lib, experiment
 from anp_jax.checkpoint import run_dir
@@ -185,11 +187,11 @@ def _summarize(workdir, scores):
     summary = summaries.summarize(values)
     means[name], intervals[name] = summary.mean, summary.interval
     interval = '-' if summary.interval is None else f'{summary.interval:.2g}'
-    numbers = (f'{x:.4g}' for x in (summary.mean, min(values), max(values)))
+    numbers = (f'{x:.4g}' for x in (summary.mean, np.min(values), np.max(values)))
     table.append((names[name], *numbers, interval))
-  files.write_json(
-    os.path.join(workdir, SUMMARY), {'members': scores, 'mean': means, 'interval': intervals}
-  )
+  members = {name: _finite(values) for name, values in scores.items()}
+  content = {'members': members, 'mean': _finite(means), 'interval': _finite(intervals)}
+  files.write_json(os.path.join(workdir, SUMMARY), content)
   print(markdown.plain(table, 'lr'))
   print(f'compare them: anp-compare {os.path.join(workdir, "seed*")}')
   ended = [name for name, values in scores.items() if not values]
@@ -197,3 +199,7 @@ def _summarize(workdir, scores):
     names = ', '.join(ended)
     raise cluster.RunFailedError(f'{len(ended)} of {len(scores)} members ended early: {names}')
   return means
+
+
+def _finite(values):
+  return {k: v if v is not None and math.isfinite(v) else None for k, v in values.items()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 import dataclasses
+import math
 import statistics
 
 
@@ -35,5 +36,7 @@ def summarize(values: Iterable[float | None]) -> Summary | None:
   numbers = [v for v in values if v is not None]
   if not numbers:
     return None
-  deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
-  return Summary(statistics.fmean(numbers), deviation, len(numbers))
+  mean, deviation = statistics.fmean(numbers), 0.0
+  if len(numbers) > 1:
+    deviation = statistics.stdev(numbers) if math.isfinite(mean) else math.nan
+  return Summary(mean, deviation, len(numbers))

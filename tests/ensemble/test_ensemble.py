@@ -225,6 +225,19 @@ def test_an_ensemble_with_a_lost_member_fails(tmp_path, monkeypatch):
     _train(_config(**{'ensemble.seeds': '0:2'}), tmp_path)
 
 
+def test_a_score_that_is_not_finite_leaves_the_summary_of_the_others(tmp_path, monkeypatch):
+  values = {'seed0': {'loss': math.nan, 'anp_top1': 0.25}, 'seed1': {'loss': 2.0, 'anp_top1': 0.75}}
+  monkeypatch.setattr(
+    ensemble_run.Ensemble, 'train', lambda _: (values, cluster.preemption.CONTINUE)
+  )
+  _train(_config(**{'ensemble.seeds': '0:2'}), tmp_path)
+  saved = json.loads((tmp_path / ensemble_run.SUMMARY).read_text())
+  assert [m['loss'] for m in saved['members'].values()] == [None, 2.0]
+  assert saved['mean'] == {'loss': None, 'anp_top1': 0.5} and saved['interval']['loss'] is None
+  # Student's t with one degree of freedom at 97.5 %: tan(0.475 pi); the mean's error is 0.25.
+  assert saved['interval']['anp_top1'] == pytest.approx(0.25 * math.tan(0.475 * math.pi))
+
+
 _NUMBERS = {
   'seed': (1, 2),
   'optimizer.learning_rate': (0.01, 0.02),

@@ -1,5 +1,7 @@
 """Tests of study: numbers, tables and figures of its runs."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -123,6 +125,9 @@ def test_spread():
   # Deviations -1, 0, 1 from the mean, over n - 1 = 2.
   assert summaries.summarize([4.0, None, 2.0, 3.0]) == summaries.Summary(3.0, 1.0, 3)
   assert summaries.summarize([None]) is None
+  for values, mean in (([1.0, math.inf], math.inf), ([1.0, math.nan], math.nan)):
+    summary = summaries.summarize(values)
+    np.testing.assert_array_equal([summary.mean, summary.deviation], [mean, math.nan])
 
 
 # Tables and figures.
