@@ -28,40 +28,33 @@ from anp_jax.system import mirror
 from anp_jax.training import build, eval_loop
 
 
-def open_validation(
-  opened: experiment.Experiment, workdir: str, processes: cluster.Processes
-) -> sources.Source:
-  """Returns the validation examples, and makes the workdir this run's; see `claim`."""
-  evaluation = sources.open_source(opened.config, training=False)
-  claim(opened, evaluation, workdir, processes)
-  return evaluation
-
-
 def claim(
   opened: experiment.Experiment,
-  evaluation: sources.Source,
   workdir: str,
   processes: cluster.Processes,
-) -> None:
-  """Makes the workdir this run's.
+  evaluation: sources.Source | None = None,
+) -> sources.Source:
+  """Makes the workdir this run's; returns the validation examples.
 
   Args:
     opened: what is trained.
-    evaluation: validation examples.
     workdir: folder of the run.
     processes: processes of the run.
+    evaluation: validation examples, if they are open.
 
   Raises:
     ConfigError: if the data do not fit each other, or the workdir belongs to
       another run.
   """
   config, train = opened.config, opened.source
+  evaluation = evaluation or sources.open_source(config, training=False)
   agreement.check_classes(evaluation, train)
   agreement.check(processes, training=train, evaluation=evaluation)
   if config.checkpoint.keep_best:
     manager.check_best_metric(config, opened.spec.objective.metric_names)
   run_dir.claim_workdir(workdir, config, train.vocabulary)
   run_dir.record_class_sizes(workdir, train)
+  return evaluation
 
 
 class Recorder:
@@ -92,7 +85,7 @@ class Recorder:
     Args:
       opened: what is trained.
       program: steps of the run.
-      evaluation: validation examples, from `open_validation`.
+      evaluation: validation examples, from `claim`.
       workdir: folder of the run.
       processes: this process among all.
     """

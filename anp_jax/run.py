@@ -50,7 +50,7 @@ class Run:
       workdir=invocation.workdir,
       offload_devices=invocation.offload_devices,
     )
-    evaluation = recorder_lib.open_validation(opened, invocation.workdir, invocation.processes)
+    evaluation = recorder_lib.claim(opened, invocation.workdir, invocation.processes)
     self._timer.end_phase('devices, data set')
     calibrated, lines = self._calibrate(invocation, opened)
     self.recorder = recorder_lib.Recorder(

@@ -55,7 +55,7 @@ class Member:
     opened = dataclasses.replace(shared, spec=spec)
     self.config, self.error, self.waited = config, '', 0.0
     self._processes = processes
-    recorder_lib.claim(opened, evaluation, workdir, processes)
+    recorder_lib.claim(opened, workdir, processes, evaluation)
     self._output = open(os.path.join(workdir, LOG), 'a')
     with self._quiet():
       self.recorder = recorder_lib.Recorder(opened, shared.program, evaluation, workdir, processes)

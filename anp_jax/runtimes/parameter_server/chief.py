@@ -56,7 +56,7 @@ class Chief:
     self._setup = setup = setup_lib.create(config, look_ahead.settings(config, workers))
     alone: Any = single_process.SingleProcess(processes)
     workdir = participant.workdir
-    evaluation = recorder_lib.open_validation(setup, workdir, alone)
+    evaluation = recorder_lib.claim(setup, workdir, alone)
     self.recorder = recorder_lib.Recorder(setup, setup.program, evaluation, workdir, alone)
     self._vote = preemption.CONTINUE
     self._session: session_lib.ChiefSession | None = None
