@@ -73,6 +73,25 @@ def test_it_is_studied(tmp_path, capsys):
   assert len(own_columns) == 2 and own_columns == sync_columns
 
 
+class NoKeys(strategy_lib.Strategy):
+  default_config = lambda self: None  # noqa: E731
+
+
+class PlainValues(strategy_lib.Strategy):
+  default_config = lambda self: {'alpha': 0.5}  # noqa: E731
+
+
+@pytest.mark.parametrize('name', ['NoKeys', 'PlainValues'])
+def test_keys_that_are_none_are_refused(name):
+  words = f'{__name__}:{name}', 'expected a default_config with keys, such as'
+  builders.assert_refused(words, _config, **{'strategy.name': f'{__name__}:{name}'})
+
+
+def test_a_strategy_is_named_by_its_address():
+  names = _NAME, 'sync', 'local_sgd'
+  assert tuple(strategy_lib.by_name(name).name for name in names) == names
+
+
 def test_a_name_without_a_class_is_refused():
   with pytest.raises(config_lib.ConfigError, match='local_sgd'):
     strategy_lib.by_name('locl')

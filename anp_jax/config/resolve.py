@@ -51,6 +51,9 @@ def strategy_keys(name: str) -> dict[str, keys_lib.Key]:
     ConfigError: if there is no such strategy, with the nearest.
   """
   leaves = strategy_lib.declared(name).default_config()
+  good = isinstance(leaves, dict) and all(isinstance(k, keys_lib.Key) for k in leaves.values())
+  words = "a default_config with keys, such as {'alpha': keys.number(0.5, 'averaging factor')}"
+  errors.check(good, _NAME, name, words)
   return {f'strategy.{leaf}': key for leaf, key in leaves.items()}
 
 
