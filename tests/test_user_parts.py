@@ -1,16 +1,21 @@
 """A data set, optimizer, schedule and head of the user's own, named by address."""
 
+import math
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from anp_jax import config as config_lib, train
+from anp_jax import config as config_lib, experiment, train
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
 from anp_jax.data import sources
 from anp_jax.reporting import telemetry
 from anp_jax.training import optimizer
-from tests import builders, user_training
+from tests import builders, user_source, user_training
 
 _KEYS = {
   'data.source': 'tests.user_source:Circles',
@@ -47,10 +52,11 @@ def test_a_run_of_own_parts(tmp_path):
 
 
 def test_a_source_is_given_its_split_and_path():
-  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'data.path': 'tests'})
+  # What a path is, a class of the user's decides.
+  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'data.path': 'table of 2'})
   splits = [sources.open_source(config, training) for training in (True, False)]
   assert [len(s) for s in splits] == [64, 32]
-  assert splits[0].path == 'tests'
+  assert splits[0].path == 'table of 2'
   (image,), labels = splits[0].read(np.array([1]))
   # A square of 10 x 10 pixels; labels alternate.
   assert np.count_nonzero(image[..., 0]) == 100 and labels.tolist() == [1]
@@ -67,6 +73,18 @@ def test_an_optimizer_of_optax_by_its_address():
   # The first direction is the gradient's sign; the decay is applied by lion itself.
   expected = -0.1 * (np.sign(gradients['kernel']) + 0.03 * params['kernel'])
   np.testing.assert_allclose(updates['kernel'], expected, rtol=1e-5)
+
+
+def test_an_argument_of_an_optimizer_may_have_any_name():
+  # Without noise and momentum it is gradient descent; `key` seeds the noise.
+  arguments = (('eta', 0.0), ('gamma', 0.55), ('key', 1))
+  changes = {'optimizer.name': 'optax:noisy_sgd', 'optimizer.arguments': arguments}
+  changes |= {'schedule.name': 'constant', 'optimizer.learning_rate': 0.5}
+  config = config_lib.replaced(builders.config(), {**changes, 'optimizer.weight_decay': 0.0})
+  gradients = params = {'kernel': np.ones((3, 4), np.float32)}
+  transform = optimizer.create(config, 8, 80, 100)
+  updates, _ = transform.update(gradients, transform.init(params), params)
+  np.testing.assert_allclose(updates['kernel'], np.full((3, 4), -0.5))
 
 
 def no_updates(rate):
@@ -103,6 +121,153 @@ def test_an_optimizer_that_does_not_suit_is_refused(changes, words):
 def test_a_wrong_address_is_one_line(tmp_path, key, name, line):
   config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {key: name})
   builders.assert_refused((line, f'config.{key}'), train.run, config, str(tmp_path))
+
+
+_MINE = 'tests.user_source:Mine'
+
+
+def _source(**parts):
+  return type('Mine', (user_source.Circles,), parts)
+
+
+def _reading(images, labels):
+  return _source(read=lambda self, indices: (images, labels))
+
+
+def _network(output):
+  class Mine(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, images, train):
+      return output(nn.Dense(self.num_classes)(images.mean((1, 2))))
+
+  return Mine
+
+
+def _without_train(self, images):
+  return nn.Dense(self.num_classes)(images.mean((1, 2)))
+
+
+def _head(**parts):
+  return type('Mine', (user_training.Hinge,), parts)
+
+
+def _optimizer(init, update):
+  return lambda learning_rate: optax.GradientTransformation(init, update)
+
+
+_PIXELS = np.zeros((16, 16, 3), np.uint8)
+_FORM = 'expected read.*of pixels to return .*uint8'
+_SHAPE = 'expected a network that returns .batch, 2. numbers'
+_RATES = 'expected a function that returns an array of the shape of its argument'
+_UPDATES = 'expected one whose updates have the shapes of the parameters'
+
+
+@pytest.mark.parametrize(
+  'key, part, pattern',
+  [
+    (
+      'data.source',
+      _source(kind='pixel'),
+      "expected kind to be 'encoded' or 'pixels', not 'pixel'",
+    ),
+    ('data.source', _source(kind='synthetic'), "not 'synthetic'"),
+    ('data.source', _source(kind='vectors'), "not 'vectors'"),
+    ('data.source', _source(kind=None), 'expected a class that defines kind$'),
+    ('data.source', _source(labels=sources.Source.labels), 'a class that defines labels$'),
+    ('data.source', _source(__len__=sources.Source.__len__), 'a class that defines __len__$'),
+    ('data.source', _source(vocabulary=property(lambda s: ('a', 'b'), lambda *_: None)), 'vocab'),
+    (
+      'data.source',
+      _source(__init__=lambda self: None),
+      "expected a class with an argument 'split'",
+    ),
+    ('data.source', _source(kind='encoded'), 'of encoded to return .bytes. and'),
+    ('data.source', _reading([_PIXELS / 255], np.array([0])), _FORM),
+    ('data.source', _reading([_PIXELS.transpose(2, 0, 1)], np.array([0])), _FORM),
+    ('data.source', _reading([_PIXELS[..., 0]], np.array([0])), _FORM),
+    ('data.source', _reading([_PIXELS[..., [0, 1, 2, 2]]], np.array([0])), _FORM),
+    ('data.source', _reading([_PIXELS, _PIXELS], np.array([0])), _FORM),
+    ('data.source', _reading([_PIXELS], np.array([])), _FORM),
+    ('data.source', _reading([_PIXELS], np.array([0.0])), _FORM),
+    ('data.source', _source(read=lambda self, indices: None), _FORM),
+    ('model.name', _network(lambda x: x[:, :1]), _SHAPE),
+    ('model.name', _network(lambda x: (x, x)), _SHAPE),
+    ('model.name', _network(lambda x: None), _SHAPE),
+    ('model.name', _network(lambda x: x.mean(0, keepdims=True)), _SHAPE),
+    ('model.name', type('Mine', (_network(None),), {'__call__': _without_train}), 'TypeError: '),
+    ('model.head', _head(loss=lambda *_: jnp.zeros((2, 1))), 'that gives loss of shape .2,. for'),
+    ('model.head', _head(loss=lambda *_: jnp.zeros(())), 'that gives loss of shape .2,. for'),
+    ('model.head', _head(logits=lambda self, x: x[:, :1]), 'that gives logits of shape .2, 2. for'),
+    ('model.head', _head(scores=lambda self, x: {}), 'that gives anp of shape .2, 2. for'),
+    ('model.head', _head(loss=lambda self, x: x), 'TypeError: '),
+    (
+      'model.head',
+      _head(__init__=lambda self: None),
+      "expected a class with an argument 'classes'",
+    ),
+    ('schedule.name', np.cos, 'TracerArrayConversionError: '),
+    ('schedule.name', math.cos, 'TypeError: '),
+    ('schedule.name', lambda done: 1 if done < 0.5 else 0, 'TracerBoolConversionError: '),
+    ('schedule.name', lambda: 1, 'TypeError: '),
+    ('schedule.name', lambda done: None, _RATES),
+    ('schedule.name', lambda done: [done], _RATES),
+    ('schedule.name', lambda done: jnp.ones(3), _RATES),
+    ('schedule.name', nn.Dense, 'TypeError: '),
+    ('optimizer.name', optax.lbfgs, 'TypeError: '),
+    ('optimizer.name', optax.polyak_sgd, 'TypeError: '),
+    ('optimizer.name', _optimizer(lambda params: (), lambda g, s: (g, s)), 'TypeError: '),
+    ('optimizer.name', _optimizer(lambda params: 0, lambda g, s, _: (g, s + 0.5)), _UPDATES),
+    (
+      'optimizer.name',
+      _optimizer(lambda params: (), lambda g, s, _: (jax.tree.map(jnp.sum, g), s)),
+      _UPDATES,
+    ),
+  ],
+)
+def test_a_part_that_does_not_fit_is_refused_before_a_step(monkeypatch, key, part, pattern):
+  monkeypatch.setattr(user_source, 'Mine', part, raising=False)
+  keys = _KEYS | {key: _MINE} | ({'optimizer.arguments': '()'} if key == 'optimizer.name' else {})
+  config = command_line.load('configs/resnet_anp.py:tiny', keys)
+  line = builders.assert_refused(pattern, lambda: experiment.open(config).program)
+  assert line.startswith(f"config.{key}='{_MINE}': ")
+
+
+def test_a_network_without_parameters_is_refused(monkeypatch):
+  class Mine(nn.Module):
+    num_classes: int
+
+    def __call__(self, images, train):
+      return images[:, 0, :2, 0]
+
+  monkeypatch.setattr(user_source, 'Mine', Mine, raising=False)
+  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'model.name': _MINE})
+  builders.assert_refused('with parameters', lambda: experiment.open(config).program)
+
+
+@pytest.mark.parametrize('balance', ['none', 'weights'])
+def test_labels_beyond_the_classes_name_an_example(monkeypatch, tmp_path, balance):
+  counted = _source(
+    read=lambda self, indices: (user_source.Circles.read(self, indices)[0], indices % 2 + 1),
+    labels=lambda self: np.arange(len(self)) % 2 + 1,
+  )
+  monkeypatch.setattr(user_source, 'Mine', counted, raising=False)
+  keys = _KEYS | {'data.source': _MINE, 'data.balance': balance}
+  config = command_line.load('configs/resnet_anp.py:tiny', keys)
+  words = r'circles: train, example \d*[13579] has label 2; expected 0 to 1'
+  builders.assert_refused(words, train.run, config, str(tmp_path))
+
+
+def test_a_damaged_first_example_leaves_a_source_in_use(monkeypatch):
+  def read(self, indices):
+    if 0 in indices:
+      raise ValueError('truncated')
+    return user_source.Circles.read(self, indices)
+
+  monkeypatch.setattr(user_source, 'Mine', _source(read=read), raising=False)
+  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'data.source': _MINE})
+  assert len(sources.open_source(config, True)) == 64
 
 
 def test_hyper_parameters_have_the_defaults_of_the_optimizer():

@@ -5,7 +5,7 @@ import re
 import sys
 from typing import Any
 
-from anp_jax.config import data_keys, errors, urls
+from anp_jax.config import data_keys, errors, trust, urls
 from anp_jax.config.errors import check
 
 SHARDING_RULES = ('replicate', 'fsdp')
@@ -43,8 +43,9 @@ def check_together(values: dict) -> None:
 
 
 def _check_source(values):
-  if 'data.path' in values:
-    path, source = values['data.path'], values['data.source']
+  source = values['data.source']
+  if 'data.path' in values and not trust.is_source_class(source):  # a class reads it as it likes
+    path = values['data.path']
     # A source such as tar:PATTERN may be the whole path.
     check(path or ':' in source, 'data.path', path, f'the path of the {source}')
     urls.check('config.data.path', path)

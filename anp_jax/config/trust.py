@@ -140,16 +140,25 @@ def class_of(key: str, name: str, kind: type) -> type:
   return result
 
 
-def made(key: str, name: str, kind: type, arguments: dict) -> Any:
+def made(key: str, name: str, kind: type, arguments: dict, required: str = '') -> Any:
   """Creates an object of a user's class with those arguments that the class takes.
 
   For the other arguments and errors see `class_of` and `called`.
+
+  Args:
+    key: config key that names it.
+    name: package.module:Class.
+    kind: required base class.
+    arguments: keyword arguments.
+    required: one of them that the class must take; '': none.
   """
   cls = class_of(key, name, kind)
+  good = not required or accepted(cls, {required: None})
+  errors.check(good, key, name, f'a class with an argument {required!r}')
   return called(key, name, cls, **accepted(cls, arguments))
 
 
-def called(key: str, name: str, function: Callable, *arguments: Any, **keywords: Any) -> Any:
+def called(key: str, name: str, function: Callable, /, *arguments: Any, **keywords: Any) -> Any:
   """Calls a user's class or function.
 
   Args:

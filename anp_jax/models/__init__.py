@@ -1,6 +1,5 @@
 """Networks in Flax and the layers they are built from."""
 
-import inspect
 from typing import Any
 
 import ml_collections
@@ -100,7 +99,9 @@ def _network(config, num_classes, platform, axis_name):
     axis_name=axis_name,
   )
   if ':' in m.name:
-    return _user_module(m.name, common)
+    from flax import linen as nn
+
+    return trust.made('model.name', m.name, nn.Module, common, required='num_classes')
   from anp_jax.models import airbench, convnets, convnext, efficientnet, linear, resnet
 
   if not has_batch_norm(config):
@@ -132,12 +133,3 @@ def _network(config, num_classes, platform, axis_name):
   return resnet.ResNet(
     **fields, width=m.width, version=m.version, zero_init=m.zero_init, **norm, **common
   )
-
-
-def _user_module(name, arguments):
-  from flax import linen as nn
-
-  network = trust.class_of('model.name', name, nn.Module)
-  if 'num_classes' not in inspect.signature(network).parameters:
-    raise config_lib.ConfigError(f'config.model.name={name!r}: it needs a field num_classes')
-  return trust.called('model.name', name, network, **trust.accepted(network, arguments))

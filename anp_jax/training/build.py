@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import config as config_lib, models
-from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import errors, strategy as strategy_lib, trust
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.system import flops as flops_lib
 from anp_jax.training import (
@@ -105,6 +105,7 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
   sums_over = mesh_lib.DATA if strategy.sums_statistics else None
   model = models.create(config, objective.head.outputs, target, sums_over)
   optimizer = optimizer_lib.create(config, spec.batch_size, spec.examples, spec.total_steps)
+  _check_own(config, model, optimizer, objective.head.outputs)
   init = state_lib.Init(model, optimizer, config)
   single = state_lib.abstract(init, config, mesh)
   for key in ('multipliers', 'decay_multipliers'):
@@ -131,6 +132,36 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
       **vars(context) | {'strategy_step': strategy_step.for_evaluation()}
     ),
   )
+
+
+def _check_own(config, model, optimizer, outputs):
+  """Refuses a user's network or optimizer that does not fit the step, by a trace of each."""
+  if ':' in config.model.name and isinstance(model, nn.Module):
+    images = jax.ShapeDtypeStruct((2, *config_lib.example(config)[0]), config.model.dtype)
+
+    def initialised(images):
+      return model.init_with_output(jax.random.key(0), images, False)
+
+    arguments = 'model.name', config.model.name
+    result, variables = trust.called(*arguments, jax.eval_shape, initialised, images)
+    words = f'a network that returns (batch, {outputs}) numbers'
+    errors.check(getattr(result, 'shape', None) == (2, outputs), *arguments, words)
+    errors.check('params' in variables, *arguments, 'a network with parameters')
+  if ':' in config.optimizer.name:
+    params = jax.eval_shape(lambda: state_lib.variables(model, config)['params'])
+
+    def update(params):
+      state = optimizer.init(params)
+      return (params, state), optimizer.update(params, state, params)
+
+    arguments = 'optimizer.name', config.optimizer.name
+    before, after = trust.called(*arguments, jax.eval_shape, update, params)
+    words = 'one whose updates have the shapes of the parameters, and whose state keeps its own'
+    errors.check(_forms(*before) == _forms(*after), *arguments, words)
+
+
+def _forms(updates, state):
+  return jax.tree.map(lambda x: x.shape, updates), jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
 def updates(spec: run_spec.RunSpec, config: ConfigDict, strategy_step: Any) -> dict[str, Any]:

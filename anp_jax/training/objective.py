@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 import optax
 
 from anp_jax import config as config_lib
-from anp_jax.config import trust
+from anp_jax.config import errors, trust
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.training import heads
 
@@ -156,8 +156,25 @@ def create(
     head = heads.Joint(classes, factors)
   else:
     arguments = {'classes': classes, 'factors': factors}
-    head = trust.made('model.head', m.head, heads.Head, arguments)
+    head = trust.made('model.head', m.head, heads.Head, arguments, required='classes')
+    _check_own(m.head, head)
   return Objective(head, config.label_smoothing, tuple(class_weights))
+
+
+def _check_own(name, head):
+  """Refuses a user's head whose results have other shapes than `heads.Head` says."""
+
+  def results():
+    outputs, targets = jnp.zeros((2, head.outputs)), jnp.zeros((2, head.classes))
+    loss, logits = head.loss(outputs, targets), head.logits(outputs)
+    return {**head.scores(outputs), 'loss': loss, 'logits': logits}
+
+  shapes = trust.called('model.head', name, jax.eval_shape, results)
+  counts = {factor.name: (2, factor.count) for factor in head.factors}
+  every = (2, head.classes)
+  for key, shape in {'loss': (2,), 'logits': every, 'anp': every, **counts}.items():
+    words = f'a head that gives {key} of shape {shape} for 2 examples'
+    errors.check(getattr(shapes.get(key), 'shape', None) == shape, 'model.head', name, words)
 
 
 def ranks(scores: jax.Array, labels: jax.Array) -> jax.Array:

@@ -72,6 +72,12 @@ def schedule(config: ConfigDict, batch_size: int, examples: int, total_steps: in
   share_of = trust.imported('schedule.name', s.name) if ':' in s.name else None
   if not share_of:
     errors.check_choice(f'config.schedule.name={s.name!r}', s.name, key_table.SCHEDULES)
+  else:
+    for shape in (), (2,):  # of a step; of the steps that a longer duration changes
+      done = jax.ShapeDtypeStruct(shape, jnp.result_type(float))
+      share = trust.called('schedule.name', s.name, jax.eval_shape, lambda x: share_of(x), done)
+      words = 'a function that returns an array of the shape of its argument'
+      errors.check(getattr(share, 'shape', None) == shape, 'schedule.name', s.name, words)
   if warmup > total_steps:
     raise config_lib.ConfigError(
       f'config.schedule.warmup={s.warmup!r} is {warmup} steps, but the whole '

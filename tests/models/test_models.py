@@ -98,7 +98,7 @@ def test_a_module_of_the_users_own_is_made_with_the_fields_it_has(config):
   [
     ('tests.no_such_module:Net', "No module named 'tests.no_such_module'"),
     ('tests.user_network:SmalNet', "no 'SmalNet'.*did you mean 'SmallNet'"),
-    ('tests.models.test_models:WithoutClasses', 'needs a field num_classes'),
+    ('tests.models.test_models:WithoutClasses', "expected a class with an argument 'num_classes'"),
     ('os:_exit', 'inherits from flax.*Module'),
     ('tests.user_network:', 'expected package.module:Class'),
   ],
