@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 import warnings
 
 import numpy as np
+
+from anp_jax.system import files
 
 if TYPE_CHECKING:
   from matplotlib.axis import Axis
@@ -43,12 +45,16 @@ STYLE: dict[Any, Any] = {
 
 @contextlib.contextmanager
 def figure(
-  path: str, width: float, height: float, dpi: int = 130, style: dict[Any, Any] | None = None
+  file: str | IO[bytes],
+  width: float,
+  height: float,
+  dpi: int = 130,
+  style: dict[Any, Any] | None = None,
 ) -> 'Iterator[Figure]':
-  """Yields a figure to draw on, and writes it to `path` at the end.
+  """Yields a figure to draw on, and writes it to `file` at the end.
 
   Args:
-    path: path of a PNG file.
+    file: path of a PNG file, or an open file.
     width: width in inches.
     height: height in inches.
     dpi: pixels per inch.
@@ -66,7 +72,10 @@ def figure(
     # Without pyplot: no window system, no state left behind.
     canvas = matplotlib.figure.Figure(figsize=(width, height), layout=layout)
     yield canvas
-    canvas.savefig(path, dpi=dpi, metadata={'Software': None})
+    with (
+      files.atomic_path(file) if isinstance(file, str) else contextlib.nullcontext(file) as draft
+    ):
+      canvas.savefig(draft, format='png', dpi=dpi, metadata={'Software': None})
 
 
 def typeface(name: str, size: int) -> 'FreeTypeFont':
@@ -220,4 +229,5 @@ class ContactSheet:
 
   def save(self, path: str) -> None:
     """Writes the sheet as a PNG."""
-    self._canvas.save(path, 'PNG', optimize=True)
+    with files.atomic_path(path) as draft:
+      self._canvas.save(draft, 'PNG', optimize=True)

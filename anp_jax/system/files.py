@@ -62,6 +62,12 @@ def atomic_path(path: str) -> Iterator[str]:
     raise
 
 
+def unlink_links(*paths: str) -> None:
+  """Removes those of the paths that are links: a stranger's run may lead out of its folder."""
+  for path in filter(os.path.islink, paths):
+    os.unlink(path)
+
+
 def remove_drafts(folder: str) -> None:
   """Removes what killed processes have left of `atomic_path` in a folder, after an hour.
 

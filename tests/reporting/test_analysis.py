@@ -230,12 +230,27 @@ class _Source(source_lib.Source):
     return f'a, "b"/{index}\udcff.png'
 
 
+_FIGURES = (
+  'calibration class_sizes confused_pairs confusion_adjectives confusion_nouns examples'.split()
+)
+_WRITTEN = [f'{name}.png' for name in _FIGURES] + [
+  *(f'{name}.csv' for name in ('adjectives', 'classes', 'nouns', 'predictions')),
+  *('evaluation.md', 'logits.npz', 'scores.json'),
+]
+
+
 @pytest.fixture(scope='module')
 def folder(evaluated, tmp_path_factory):
   results, _ = evaluated
   config = builders.load('configs/resnet_anp.py:tiny', {})
   config.data.image_size = config.data.resize = 20
-  place = str(tmp_path_factory.mktemp('evaluation'))
+  path = tmp_path_factory.mktemp('evaluation')
+  for name in _WRITTEN:  # a stranger's links
+    (path / name).symlink_to(path / 'mine')
+  (path / 'mine').write_text('mine')
+  (path / 'my folder').mkdir()
+  (path / 'examples').symlink_to(path / 'my folder')
+  place = str(path)
   source = _Source(results.rows['label'])
   facts = {
     'step': 7,
@@ -245,6 +260,14 @@ def folder(evaluated, tmp_path_factory):
   }
   evaluation = analysis_files.write(place, config, source, results, facts)
   return place, evaluation
+
+
+def test_links_are_replaced_and_not_followed(folder):
+  path = pathlib.Path(folder[0])
+  written = {p.name for p in path.iterdir() if p.name not in ('mine', 'my folder')}
+  assert written == {*_WRITTEN, 'examples'}
+  assert not any((path / name).is_symlink() for name in written)
+  assert (path / 'mine').read_text() == 'mine' and not [*(path / 'my folder').iterdir()]
 
 
 def test_files_hold_what_the_rows_hold(evaluated, folder):
@@ -316,10 +339,7 @@ def test_examples_of_somebody_else_stay(evaluated, folder, tmp_path, monkeypatch
 def test_figures_are_pictures_of_a_sane_size(folder):
   place, evaluation = folder
   drawn = [f for f in evaluation['files'].values() if f.endswith('.png')]
-  names = (
-    'calibration class_sizes confused_pairs confusion_adjectives confusion_nouns examples'.split()
-  )
-  assert sorted(drawn) == [f'{name}.png' for name in names]
+  assert sorted(drawn) == [f'{name}.png' for name in _FIGURES]
   for file in drawn:
     with Image.open(pathlib.Path(place) / file) as image:
       assert image.format == 'PNG'

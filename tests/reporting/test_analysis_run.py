@@ -1,6 +1,7 @@
 """A run, from training to the evaluation of other data."""
 
 import json
+import os
 import shutil
 
 import jax
@@ -9,6 +10,8 @@ import pytest
 
 from anp_jax import cluster, config as config_lib, train
 from anp_jax.config import command_line, strategy as strategy_lib
+from anp_jax.reporting import run_page
+from anp_jax.reporting.analysis import analysis_run
 from tests import builders, launching
 
 ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
@@ -67,6 +70,10 @@ def run(tmp_path_factory):
   labels = _save(data, NAMES, 64, 0, 'train')
   _save(data, NAMES, 50, 1)
   config = _tiny(data)
+  (place / 'mine').mkdir()
+  (place / 'work').mkdir()
+  for name in ('evaluation', 'report'):
+    (place / 'work' / name).symlink_to(place / 'mine')
   scores = builders.train_alone(config, place / 'work')
   data.unlink()
   return place, config, scores | {'labels': labels}
@@ -74,6 +81,7 @@ def run(tmp_path_factory):
 
 def test_a_training_ends_with_an_evaluation_and_a_page(run):
   place, _, scores = run
+  assert not [*(place / 'mine').iterdir()]  # the workdir's links are not followed
   folder = place / 'work' / 'evaluation' / '6-validation'
   evaluation = json.loads((folder / 'scores.json').read_text())
   assert evaluation['step'] == 6 and evaluation['scores']['examples'] == 50
@@ -99,6 +107,19 @@ def test_a_training_ends_with_an_evaluation_and_a_page(run):
     assert totals[f'open_{name}'] == pytest.approx(totals[name], abs=1e-9)
   page = (place / 'work' / 'report' / 'index.html').read_text()
   assert page.count('data:image/png') >= 6 + 12
+
+
+def test_a_link_in_a_run_leads_nowhere(tmp_path, config):
+  mine = builders.write_tree(tmp_path / 'mine', {'run.json': '{"config": ""}'})
+  work = tmp_path / 'work'
+  work.mkdir()
+  for name in ('evaluation', 'report'):
+    (work / name).symlink_to(mine)
+  invocation = strategy_lib.Invocation(config, str(work), cluster.Processes(config), 'evaluate')
+  folder = analysis_run._open_folder(invocation, 7)
+  assert os.path.realpath(folder).startswith(f'{os.path.realpath(work)}/evaluation/7-')
+  assert not run_page.rewrite(str(work), folder)
+  assert [path.name for path in mine.iterdir()] == ['run.json']
 
 
 @pytest.mark.slow

@@ -21,6 +21,12 @@ def quick_compiles():
   """Figures are drawn."""
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+  """Each picture is a file, though it may be empty."""
+  monkeypatch.chdir(tmp_path)
+
+
 _LONG = 'an extraordinarily long name_of a class that no figure has room for'
 
 

@@ -39,6 +39,7 @@ def write(
     What scores.json holds: the facts, files by what they show, and examples.
   """
   os.makedirs(folder, exist_ok=True)
+  files.unlink_links(os.path.join(folder, analysis_page.EXAMPLES))
   earlier = [os.path.join(folder, name) for name in (analysis_page.SCORES, analysis_page.PAGE)]
   if any(map(os.path.exists, earlier)):  # else its examples may be somebody's
     with contextlib.suppress(FileNotFoundError):  # until it is whole again
@@ -79,7 +80,8 @@ def _write_tables(place, source, results):
   """Writes a row per class and word, a row per example, and all scores."""
   for what, table in {'classes': results.classes(), **results.words()}.items():
     _write_csv(place(what, f'{what}.csv'), list(table[0]), table)
-  np.savez(place('logits', 'logits.npz'), **results.saved)
+  with files.atomic_path(place('logits', 'logits.npz')) as draft, open(draft, 'wb') as file:
+    np.savez(file, **results.saved)
   # The columns of an example that could be read.
   index = int(results.rows['weight'].argmax())
   columns = list(_prediction(results, index, ''))
@@ -138,7 +140,10 @@ def _cell(value):
 def _write_csv(path, columns, rows):
   """Writes a CSV file; a missing value is an empty cell."""
   # A file's name that is not UTF-8 holds surrogates.
-  with open(path, 'w', newline='', encoding='utf-8', errors='backslashreplace') as f:
+  with (
+    files.atomic_path(path) as draft,
+    open(draft, 'w', newline='', encoding='utf-8', errors='backslashreplace') as f,
+  ):
     writer = csv.DictWriter(f, columns, lineterminator='\n')
     writer.writeheader()
     # One at a time: a million images would be gigabytes of rows.

@@ -24,7 +24,7 @@ from anp_jax.reporting.analysis import (
   analysis_page,
   analysis_results as results_lib,
 )
-from anp_jax.system import compile_cache
+from anp_jax.system import compile_cache, files
 from anp_jax.training import build, eval_loop
 
 _SAME_DATA = ('data.source', 'data.path', 'data.lists', 'data.dir')
@@ -130,6 +130,7 @@ def of_training(
     name = f'{subject.step}-{_split(subject.config)}'
     folder = os.path.join(subject.workdir, analysis_page.FOLDER, name)
     try:
+      files.unlink_links(os.path.dirname(folder), folder)
       results = _results(subject, rows)
       _write(folder, subject, scores | results.scores(), results)
     except Exception as e:  # noqa: BLE001 - costs the files, not the training
@@ -192,6 +193,8 @@ def _open_folder(invocation, step):
   problem = ''
   if jax.process_index() == 0:
     try:
+      if not invocation.output:
+        files.unlink_links(os.path.dirname(folder), folder)
       os.makedirs(folder, exist_ok=True)
       problem = '' if os.access(folder, os.W_OK) else f'{folder} cannot be written to'
     except OSError as e:

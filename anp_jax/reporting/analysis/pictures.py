@@ -10,7 +10,7 @@ from PIL import Image
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.reporting.analysis import analysis_results as results_lib
-from anp_jax.system import drawing
+from anp_jax.system import drawing, files
 
 _PAIRS = 8  # of the sheet
 _WRONG, _OTHERS = 5, 3  # images of a pair: confused ones, and of the other name
@@ -193,7 +193,8 @@ def save(
   records = []
   for index in (*choice.right, *choice.wrong):
     file = f'{index}.png'
-    Image.fromarray(images[index]).save(os.path.join(folder, file))
+    with files.atomic_path(os.path.join(folder, file)) as draft:
+      Image.fromarray(images[index]).save(draft, 'PNG')
     records.append(
       {
         'file': file,

@@ -31,6 +31,7 @@ def write(
   """
   train, validation = run_tables.load(workdir)
   folder = os.path.join(workdir, _FOLDER)
+  files.unlink_links(folder)
   os.makedirs(folder, exist_ok=True)
   curves.plot(os.path.join(folder, _CURVES), train, validation)
   values = {'config': config_text, 'summary': _pairs(summary), 'hardware': _pairs(hardware or {})}
@@ -72,6 +73,7 @@ def rewrite(workdir: str, evaluation: str) -> bool:
     Whether there is a page: a run that has not ended has none.
   """
   folder = os.path.join(workdir, _FOLDER)
+  files.unlink_links(folder)
   try:
     with open(os.path.join(folder, _FACTS), encoding='utf-8') as f:
       values = files.loads(f.read())

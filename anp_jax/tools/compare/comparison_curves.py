@@ -4,7 +4,6 @@ import dataclasses
 import io
 import itertools
 import math
-from typing import Any
 
 from anp_jax.reporting.run_page import curves
 from anp_jax.system import drawing
@@ -67,7 +66,7 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
   from matplotlib import lines
 
   columns = _columns(runs)
-  file: Any = io.BytesIO()  # savefig takes paths and files
+  file = io.BytesIO()
   rows = math.ceil(len(runs) / 3)  # of the legend
   height = 2.8 * len(panels) + 0.25 * rows + 0.6
   with drawing.figure(file, 12, height) as figure:
