@@ -260,6 +260,33 @@ def test_what_is_torn_or_gone_costs_no_report(tmp_path, no_figure):
   assert 'Evaluation' not in parsed.text and 'Scores' in parsed.text
 
 
+def test_a_page_shows_no_file_but_the_runs_own_pictures(tmp_path, no_figure):
+  place, outside = tmp_path / 'run', tmp_path / 'outside.png'
+  folder = place / 'evaluation' / '40-validation'
+  _lines(place)
+  _evaluation(folder)
+  _png(outside, 16)
+  (folder / 'text.png').write_text('a secret')
+  (folder / 'link.png').symlink_to(outside)
+  (folder / 'torn.png').write_bytes((folder / 'confused_pairs.png').read_bytes()[:-999])
+  (folder / 'big.png').write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n' + bytes(400_000))
+  os.mkfifo(folder / 'pipe.png')
+  scores = json.loads((folder / 'scores.json').read_text())
+  (example, _) = scores['examples']
+  for file in (*'text link torn big pipe none ../../../outside'.split(), outside.with_suffix('')):
+    scores['files'] = {'calibration': f'{file}.png'}
+    scores['examples'] = [example | {'file': f'../{file}.png'}]
+    (folder / 'scores.json').write_text(json.dumps(scores))
+    run_page.write(str(place), _CONFIG, {})
+    parsed = html_pages.parsed(place / 'report' / 'index.html')
+    assert 'img' not in [name for name, _ in parsed.tags], file
+  scores['files'] = {'calibration': 'confusion_nouns.png'}
+  (folder / 'scores.json').write_text(json.dumps(scores))
+  run_page.write(str(place), _CONFIG, {})
+  tags = html_pages.parsed(place / 'report' / 'index.html').tags
+  assert [name for name, _ in tags].count('img') == 1
+
+
 def test_no_report_is_no_failure(tmp_path, config, monkeypatch, caplog):
   def full(*_):
     raise OSError(28, 'No space left on device')

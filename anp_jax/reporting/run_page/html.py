@@ -5,6 +5,8 @@ import io
 import os
 
 from anp_jax.data import vocabulary
+from anp_jax.data.image_files import image_format, images
+from anp_jax.data.sources import stored_images
 from anp_jax.reporting import report_kit
 from anp_jax.reporting.analysis import analysis_page as evaluation_page
 from anp_jax.system import drawing, progress
@@ -19,6 +21,7 @@ _COLORS = {
 }
 # Bytes up to which an image is stored as it is. An example of 64 pixels has fewer.
 _FIGURE, _EXAMPLE = 300_000, 15_000
+_MOST_MEGAPIXELS = 100
 _WRONG = 'Those that the network is surest of, at most one per true and predicted class.'
 
 
@@ -43,7 +46,7 @@ def page(
   result = evaluation_page.load(evaluation)
   sections = {
     'Scores': tables['Scores'] or 'None.',
-    'Curves': _image_uri(curves),
+    'Curves': _image_uri(*os.path.split(curves)),
     'Run': tables['Run'],
     'Time': _time(times, tables['Time']),
     'Evaluation': result and _evaluation(result, evaluation),
@@ -89,7 +92,7 @@ def _evaluation(result, folder):
     'figures': [
       {
         'title': title,
-        'uri': _image_uri(os.path.join(folder, file)),
+        'uri': _image_uri(folder, file),
         # Matrices stand side by side, what is wide by itself.
         'is_wide': 'confusion_' not in file,
         'is_drawn': title not in evaluation_page.PHOTOGRAPHS,
@@ -108,8 +111,7 @@ def _examples(result, folder):
   ):
     examples = []
     for example in result['examples']:
-      path = os.path.join(folder, evaluation_page.EXAMPLES, example['file'])
-      uri = _image_uri(path, _EXAMPLE)
+      uri = _image_uri(folder, os.path.join(evaluation_page.EXAMPLES, example['file']), _EXAMPLE)
       if example['right'] == is_right and uri:
         examples.append(example | {'uri': uri})
     if examples:
@@ -117,16 +119,17 @@ def _examples(result, folder):
   return groups
 
 
-def _image_uri(path, limit=_FIGURE):
-  """Returns an image as a URI, as JPEG beyond some bytes; None if it is not there."""
-  if not os.path.exists(path):
+def _image_uri(folder, file, limit=_FIGURE):
+  """Returns a PNG in a folder as a URI, as JPEG beyond some bytes; None if it is none."""
+  try:
+    data = stored_images.read_file(os.path.join(folder, file), folder)
+    if image_format.sniff(data) != 'PNG':
+      return None
+    if len(data) <= limit:
+      return report_kit.data_uri(data, 'png')
+    out = io.BytesIO()
+    with images.reading(data, _MOST_MEGAPIXELS) as image:
+      image.convert('RGB').save(out, 'JPEG', quality=85)
+  except (stored_images.UnusableError, OSError, ValueError):  # gone, or a stranger's
     return None
-  if os.path.getsize(path) <= limit:
-    with open(path, 'rb') as f:
-      return report_kit.data_uri(f.read(), 'png')
-  from PIL import Image
-
-  out = io.BytesIO()
-  with Image.open(path) as image:
-    image.convert('RGB').save(out, 'JPEG', quality=85)
   return report_kit.data_uri(out.getvalue(), 'jpeg')
