@@ -7,10 +7,10 @@ wrote five pickles and the numbers.
 """
 
 import collections
+import dataclasses
 import math
 import pickle
-import pickletools
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 import zipfile
 
 import ml_dtypes
@@ -29,8 +29,6 @@ _DTYPES: dict[str, Any] = {
   'BoolStorage': np.bool_,
 }
 _OLD_FORM = 0x1950A86A20F9469CFC6C  # the first of the five pickles
-_MOST_VALUES = 10**6
-_MOST_TUPLES = 20_000  # four a tensor; the hash of a tuple recurses in C
 # Where training scripts keep the weights among other things.
 _INNER = ('state_dict', 'model')
 
@@ -55,13 +53,15 @@ def read(path: str) -> dict[str, np.ndarray]:
       raise ValueError(f'expected a dictionary of tensors by PyTorch: {e or type(e)}') from e
 
 
-class _Storage(NamedTuple):
+@dataclasses.dataclass  # whose default is not to be hashed, either
+class _Storage:
   """Numbers that tensors are views of, by their key in the file."""
 
   key: str
 
 
-class _View(NamedTuple):
+@dataclasses.dataclass
+class _View:
   """A tensor: numbers of a storage from `offset` on; strides count numbers."""
 
   storage: _Storage
@@ -94,23 +94,38 @@ class _Rebuild:
     return _View(value, *arguments[:3]) if isinstance(value, _Storage) else value
 
 
-class _Unpickler(pickle.Unpickler):
+class _Tuple(tuple):
+  """A tuple that is no key: its hash recurses in C, and is for ever where it holds itself twice."""
+
+  __hash__ = None  # type: ignore[assignment]
+
+
+def _unhashable(load):
+  """Returns the function that makes a tuple from the stack of an unpickler."""
+
+  def load_tuple(unpickler):
+    load(unpickler)
+    unpickler.stack[-1] = _Tuple(unpickler.stack[-1])
+
+  return load_tuple
+
+
+class _Unpickler(pickle._Unpickler):
   """Knows dictionaries and tensors only.
+
+  It is the one in Python: that in C has a memo of as many places as the largest one named.
 
   Attributes:
     dtypes: dtypes of the storages by key, as far as they were met.
   """
 
+  dispatch = pickle._Unpickler.dispatch | {
+    code: _unhashable(pickle._Unpickler.dispatch[code])
+    for (code,) in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
+  }
+
   def __init__(self, file: IO[bytes]):
-    """Looks through the pickle: its memo has as many places as the largest one named."""
-    start, tuples = file.tell(), 0
-    for opcode, argument, _ in pickletools.genops(file):
-      tuples += opcode.name.startswith('TUPLE')
-      if tuples > _MOST_TUPLES:
-        raise ValueError(f'it has more than {_MOST_TUPLES:,} tuples')
-      if opcode.name in ('PUT', 'LONG_BINPUT') and (argument or 0) > _MOST_VALUES:
-        raise ValueError(f'it numbers {argument:,} values')
-    file.seek(start)
+    """Begins at the file's position."""
     super().__init__(file)
     self.dtypes: dict[str, np.dtype] = {}
 
