@@ -73,6 +73,7 @@ def load(path: str) -> Trained:
   try:
     with _quiet():
       meta = _read_meta(folder)
+      saved_run.check_values(meta['config'])
       state = _read_state(folder)
   except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
     raise config_lib.ConfigError(

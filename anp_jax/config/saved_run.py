@@ -36,14 +36,22 @@ def read(workdir: str | None) -> dict:
       run = json.load(f)
     if not isinstance(run, dict):
       raise errors.ConfigError('expected an object')
-    _check_values(resolve.completed(run))
+    check_values(run)
   except _UNREADABLE as e:
     raise errors.ConfigError(f'cannot read {path}: {e}') from e
   return run
 
 
-def _check_values(run):
-  """Refuses values of wrong types; paths may be those of another machine."""
+def check_values(run: dict) -> None:
+  """Refuses values of wrong types; paths may be those of another machine.
+
+  Args:
+    run: flat config, after JSON.
+
+  Raises:
+    ConfigError: naming the key. What is no flat config causes other errors.
+  """
+  run = resolve.completed(run)
   keys = resolve.known_keys(run['strategy.name'])
   for key, value in resolve.flat(resolve.from_flat(run)).items():
     keys[key].validate_kind(key, value)

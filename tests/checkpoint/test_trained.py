@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import manager, run_dir, trained
+from anp_jax.checkpoint import checksums, manager, run_dir, trained
 from anp_jax.checkpoint.weights import published_weights
 from anp_jax.data import vocabulary
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
@@ -158,6 +158,26 @@ def test_other_values_than_were_saved_are_not_used(copy, leaf):
   words = f'cannot be read whole: .*the bytes of {leaf}/? are not those'
   builders.assert_refused(words, trained.load, str(copy))
   assert trained.load(str(copy / 'checkpoints/8')).step == 8
+
+
+@pytest.mark.parametrize(
+  'values, words',
+  [
+    ({'data.image_size': '28'}, "config.data.image_size='28': expected "),
+    ({'model.name': 5}, 'config.model.name=5: expected '),
+    ({'ema': None}, 'config.ema=None: expected '),
+    (None, 'cannot be read whole'),
+    ([1], 'cannot be read whole'),
+  ],
+)
+def test_a_config_of_other_types_is_not_used(copy, values, words):
+  path = copy / 'checkpoints/12/meta/metadata'
+  meta = json.loads(path.read_text())
+  config = meta['config'] | values if isinstance(values, dict) else values
+  meta = {key: value for key, value in meta.items() if key != 'checksum'} | {'config': config}
+  path.write_text(json.dumps(meta | {'checksum': checksums.of_json(meta)}))
+  line = builders.assert_refused(words, trained.load, str(copy))
+  assert line.startswith(f'{copy}/checkpoints/12 ')
 
 
 def test_names_of_classes_are_needed(copy):
