@@ -47,10 +47,14 @@ class Vocabulary:
         pairs: each has the form of one, and an adjective or noun recurs.
 
     Raises:
-      ConfigError: if a name, adjective or noun repeats, if adjectives or nouns
-        miss one of a class, or if they are not empty and the classes are plain.
+      ConfigError: if a name, adjective or noun repeats or has a control character,
+        if adjectives or nouns miss one of a class, or if they are not empty and the
+        classes are plain.
     """
     _refuse_repeats(names, 'class ', 0)
+    for name in (*names, *(adjectives or ()), *(nouns or ())):
+      if has_control(name):
+        raise config_lib.ConfigError(f'the name {name[:80]!r} holds a control character')
     is_derived = adjectives is None and nouns is None
     is_anp = _are_pairs(names) if is_derived else bool(adjectives or nouns)
     if is_anp:
@@ -257,7 +261,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def has_control(text: str) -> bool:
   """Whether a text has control characters, which a terminal would obey."""
-  return any(unicodedata.category(c) == 'Cc' for c in text)
+  return not text.isprintable() and any(unicodedata.category(c) == 'Cc' for c in text)
 
 
 def plural(noun: str) -> str:

@@ -183,8 +183,13 @@ def test_a_config_of_other_types_is_not_used(copy, values, words):
 def test_names_of_classes_are_needed(copy):
   (copy / run_dir.LABELS_FILE).unlink()
   builders.assert_refused('no labels.json', trained.load, str(copy))
-  (copy / run_dir.LABELS_FILE).write_text('{"classes": ["a"]}')
-  builders.assert_refused('labels.json: .*adjectives', trained.load, str(copy))
+  names = {'classes': ['a', 'b\x1b[31m'], 'adjectives': [], 'nouns': []}
+  for value, words in (
+    ({'classes': ['a']}, 'labels.json: .*adjectives'),
+    (names, r'labels.json: .*31m. holds a control character'),
+  ):
+    (copy / run_dir.LABELS_FILE).write_text(json.dumps(value))
+    builders.assert_refused(words, trained.load, str(copy))
 
 
 def test_names_of_classes_stay_those_of_the_run(averaged):

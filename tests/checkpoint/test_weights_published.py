@@ -57,6 +57,13 @@ def test_names_of_a_folder(tmp_path, names, want):
   assert published_weights.vocabulary(weights).names == (want or numbered)
 
 
+def test_a_terminal_obeys_no_name_of_a_folder(tmp_path):
+  weight_files.folder(tmp_path, id2label={'0': 'dog', '1': '\x1b]0;owned\x07', '2': 'car'})
+  words = f'{tmp_path}/model.safetensors: ', r"'\x1b]0;owned\x07' holds a control character"
+  weights = published_weights.read(str(tmp_path))
+  builders.assert_refused(words, published_weights.vocabulary, weights)
+
+
 @pytest.mark.parametrize(
   'name, text, want',
   [

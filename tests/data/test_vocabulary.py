@@ -91,9 +91,13 @@ _TWO = ('red_car', 'old_zoo')
     (('red_car', 'b', 'red_car'), [], ["class 2: 'red_car' repeats class 0"]),
     (('red_car', 'hat'), [('red',)], ["class 1: 'hat'", 'given']),
     (('red_car', 'hat'), [None, ('car',)], ["class 1: 'hat'", 'given']),
+    (('a\x1b[31m', 'b'), [], [r"'a\x1b[31m' holds a control character"]),
+    (('a', '\x9b2J'), [], [r"'\x9b2J' holds a control character"]),
+    (_TWO, [('red', 'old', 'x\r')], [r"'x\r' holds a control character"]),
+    (_TWO, [None, ('car', 'zoo', '\x7f')], [r"'\x7f' holds a control character"]),
   ],
 )
-def test_orders_that_do_not_fit_the_classes(names, orders, words):
+def test_names_that_are_refused(names, orders, words):
   builders.assert_refused(words, vocabulary.Vocabulary, names, *orders)
 
 

@@ -72,7 +72,7 @@ def test_usual_data_need_no_caution(config):
       73,
       ('of 72 px are enlarged to 73: ', '--config.data.source=folder --config.data.path=DIR'),
     ),
-    (('red\ncar',), 1, 72, ('one class only, red\\ncar',)),
+    (('red\u2028car',), 1, 72, (r'one class only, red\u2028car',)),
   ],
 )
 def test_what_is_hardly_meant(config, names, batch_size, side, words):

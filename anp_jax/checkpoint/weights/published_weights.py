@@ -209,7 +209,10 @@ def vocabulary(weights: Published, labels: str = '') -> vocabulary_lib.Vocabular
       f'has {weights.classes}'
     )
   numbered = tuple(f'class_{i}' for i in range(weights.classes))
-  return vocabulary_lib.Vocabulary(_distinct(names) or numbered)
+  try:
+    return vocabulary_lib.Vocabulary(_distinct(names) or numbered)
+  except config_lib.ConfigError as e:
+    raise config_lib.ConfigError(f'{labels or weights.path}: {e}') from e
 
 
 def imagenet_names(classes: int) -> tuple[str, ...]:
