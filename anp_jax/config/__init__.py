@@ -11,7 +11,7 @@ import ml_collections
 
 from anp_jax.config.data_keys import MOST_MEGAPIXELS, example
 from anp_jax.config.durations import milestones, steps, window
-from anp_jax.config.errors import ConfigError, nearest
+from anp_jax.config.errors import ConfigError, nearest, printable
 from anp_jax.config.resolve import (
   base,
   completed,

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 import difflib
 import os
+import unicodedata
 
 # Below this share of equal letters a proposal is nonsense: maybe, yes.
 _ALIKE = 0.6
@@ -10,6 +11,15 @@ _ALIKE = 0.6
 
 class ConfigError(ValueError):
   """A config, flag or workdir that a run cannot start with; its text is one line."""
+
+
+def printable(text: str) -> str:
+  """Returns a text on one line, with escapes for what a terminal would obey or would not show."""
+  # macOS has a narrow space, which Python does not print, in the names of screenshots.
+  return ''.join(
+    c if c.isprintable() or unicodedata.category(c) == 'Zs' else c.encode('unicode_escape').decode()
+    for c in text
+  )
 
 
 def nearest(name: object, valid: Iterable[object]) -> str:

@@ -16,7 +16,7 @@ def error_line(error: Exception) -> str:
   text = urls.remote_url(f'error: {error}').replace('\n', ' ')
   if len(text) > _LONGEST:  # a file was typed in the place of its name, say
     text = f'{text[:_LONGEST]}... ({len(text):,} letters)'
-  return ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+  return errors.printable(text)
 
 
 @contextlib.contextmanager

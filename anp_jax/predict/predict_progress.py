@@ -4,7 +4,8 @@ from collections.abc import Callable
 import time
 from typing import TextIO
 
-from anp_jax.system import progress, untrusted_text
+from anp_jax import config as config_lib
+from anp_jax.system import progress
 
 
 class NamingProgress(progress.Progress):
@@ -31,7 +32,7 @@ class NamingProgress(progress.Progress):
     """Counts a batch: how many files were named, (file, reason) of the rest."""
     for file, reason in unreadable:
       text = f'unreadable: {file}: {reason}'
-      self.line.log(untrusted_text.printable(text))
+      self.line.log(config_lib.printable(text))
     self.add(named + len(unreadable), len(unreadable))
     if not self._has_compiled:  # the first batch is no part of the rate
       self._has_compiled = True

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 
+from anp_jax.config import errors
 from anp_jax.system import files
 
 if TYPE_CHECKING:
@@ -107,11 +108,6 @@ def counts(axis: 'Axis', most: int = 7) -> None:
   axis.set_major_formatter(lambda x, _: f'{x:,.0f}')
 
 
-def printable(name: str) -> str:
-  """Returns a name on one line, with escapes for what cannot be drawn."""
-  return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in name)
-
-
 def fitted(text: str, width: float, measure: Callable[[str], float]) -> str:
   """Returns the text, or the parts of its two ends that fit into a width.
 
@@ -134,7 +130,7 @@ def fitted(text: str, width: float, measure: Callable[[str], float]) -> str:
 def shortened(text: str, most: int) -> str:
   """Returns a name of at most `most` letters that prints on one line."""
   # Half of what a file name's bytes are where they are no text.
-  text = printable(text).encode('utf-8', 'replace').decode()
+  text = errors.printable(text).encode('utf-8', 'replace').decode()
   return fitted(text, most, len)
 
 
@@ -224,7 +220,7 @@ class ContactSheet:
       font: font; None: `plain`.
     """
     font = font or self.plain
-    line = fitted(printable(text), width, font.getlength)
+    line = fitted(errors.printable(text), width, font.getlength)
     self.pen.text(place, line, color, font, anchor=anchor)
 
   def save(self, path: str) -> None:

@@ -20,10 +20,6 @@ def test_fitted(text, width, result):
   assert drawing.fitted(text, width, len) == result
 
 
-def test_names_do_not_break_lines():
-  assert drawing.printable('a\nb\tc\udce9 é日') == 'a\\nb\\tc\\udce9 é日'
-
-
 def test_cells_are_in_rows_below_the_title(tmp_path):
   sheet = drawing.ContactSheet(['title', ('more', '#ff0000')], 5, 2, (100, 120))
   corners = [sheet.corner(i) for i in range(5)]

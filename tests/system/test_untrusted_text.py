@@ -3,17 +3,20 @@
 import csv
 import io
 import os
+import unicodedata
 
 from hypothesis import given, strategies
 import numpy as np
 import pytest
 
+from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import skipped_files
 from anp_jax.predict import predict_progress, predict_rows
 from anp_jax.system import untrusted_text
 from tests import builders
 
+_DIRECTIONS = 'LRE RLE LRO RLO PDF LRI RLI FSI PDI'.split()
 _NAME = 'a\x1b[31m\nWARNING: forged\u202egpj.jpg'
 
 
@@ -27,17 +30,21 @@ _NAME = 'a\x1b[31m\nWARNING: forged\u202egpj.jpg'
     ('a\u2028b\u202e', r'a\u2028b\u202e'),
     ('\udcff.jpg', r'\udcff.jpg'),
     ('e\u0301', 'e\u0301'),
+    ('a\u200e\u200f\u061c\u2066b', r'a\u200e\u200f\u061c\u2066b'),  # marks of direction
+    ('8.15.03\u202fPM.png', '8.15.03\u202fPM.png'),  # as macOS names a screenshot
+    ('\xa0\u3000', '\xa0\u3000'),
   ],
 )
 def test_printable(text, want):
-  assert untrusted_text.printable(text) == want
+  assert config_lib.printable(text) == want
 
 
 @given(strategies.text())
 def test_nothing_printable_is_obeyed(text):
-  result = untrusted_text.printable(text)
+  result = config_lib.printable(text)
   assert len(f'x{result}x'.splitlines()) == 1
   assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in result)
+  assert not any(unicodedata.bidirectional(c) in _DIRECTIONS for c in result)
 
 
 @pytest.mark.parametrize(

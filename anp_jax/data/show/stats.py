@@ -9,9 +9,10 @@ import dataclasses
 from absl import logging
 import numpy as np
 
+from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import source as source_lib
-from anp_jax.system import drawing, markdown
+from anp_jax.system import markdown
 
 SPLITS = ('training', 'evaluation')
 
@@ -110,7 +111,7 @@ def _extremes(names, numbers):
   result = []
   for i in ranked[[0, (len(ranked) - 1) // 2, -1]]:
     ties = int((numbers == numbers[i]).sum()) - 1
-    name = drawing.printable(names[i])
+    name = config_lib.printable(names[i])
     if ties:
       name = 'all' if ties == len(names) - 1 else f'{name} and {ties:,} more'
     result.append(f'{numbers[i]:,} ({name})')
@@ -119,12 +120,12 @@ def _extremes(names, numbers):
 
 def _listed(names, ids):
   """The first names, and that there are more."""
-  first = ', '.join(drawing.printable(names[i]) for i in ids[:_FIRST])
+  first = ', '.join(config_lib.printable(names[i]) for i in ids[:_FIRST])
   more = len(ids) - _FIRST
   return f'{first} and {more:,} more' if more > 0 else first
 
 
 def _table(rows):
   """Lines of columns, the first to the left and all others to the right."""
-  rows = [[drawing.printable(cell) for cell in row] for row in rows]
+  rows = [[config_lib.printable(cell) for cell in row] for row in rows]
   return markdown.plain(rows, 'lr').splitlines()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from anp_jax import config as config_lib
 from anp_jax.data.sources import (
   hf_set,
   image_folder,
@@ -15,7 +16,6 @@ from anp_jax.data.sources import (
   splits,
   tar_shards,
 )
-from anp_jax.system import untrusted_text
 
 KINDS = ('list', 'tar', 'hf')
 
@@ -102,7 +102,7 @@ class StoredImages(source_lib.Source):
 
   def example_name(self, index: int) -> str:
     """The path of an image, which may go on within a file."""
-    return untrusted_text.printable(os.path.join(self._listing.root, self._listing.files[index]))
+    return config_lib.printable(os.path.join(self._listing.root, self._listing.files[index]))
 
   def listing(self) -> Sequence[str]:
     """The paths of all images below the root."""

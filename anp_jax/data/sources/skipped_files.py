@@ -3,8 +3,8 @@
 import collections
 import os
 
+from anp_jax import config as config_lib
 from anp_jax.data.image_files import images
-from anp_jax.system import untrusted_text
 
 _MOST_KINDS = 8  # named in a line
 _NO_SUFFIX = 'without a suffix'
@@ -27,7 +27,7 @@ class SkippedFiles:
       path: name of the file in messages.
       kind: name of its kind in messages; '': its suffix.
     """
-    path = untrusted_text.printable(path)
+    path = config_lib.printable(path)
     kind = kind or os.path.splitext(path)[1].lower() or _NO_SUFFIX
     self._counts[kind] += 1
     self._first.setdefault(kind, path)

@@ -12,7 +12,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import shards, source as source_lib, splits
-from anp_jax.system import error_lines, files, untrusted_text
+from anp_jax.system import error_lines, files
 
 if TYPE_CHECKING:
   import tensorflow_datasets as tfds
@@ -82,7 +82,7 @@ class TfdsSet(source_lib.Source):
       name = features['file_name'].bytes_list.value[0].decode()
     except Exception:  # noqa: BLE001 - of the file, its record or the text
       return text
-    return untrusted_text.printable(f'{text} ({name})')
+    return config_lib.printable(f'{text} ({name})')
 
   def identity(self) -> str:
     """The shards, with their sizes and times."""

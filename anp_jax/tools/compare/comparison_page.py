@@ -2,6 +2,7 @@
 
 import os
 
+from anp_jax import config as config_lib
 from anp_jax.reporting import report_kit
 from anp_jax.system import drawing, files, markdown
 from anp_jax.tools.compare import comparison_curves, comparison_tables, runs as runs_lib
@@ -67,7 +68,7 @@ def _page(runs, differences, results, notes):
     'Differences': differences or 'The configs do not differ.',
     'Runs': [
       {
-        'name': drawing.printable(run.name),
+        'name': config_lib.printable(run.name),
         'path': os.path.abspath(run.path),
         'color': look.color,
         'glyph': look.glyph,
