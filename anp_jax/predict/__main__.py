@@ -204,16 +204,16 @@ def _run(flags, progress):
         stream.write(data)
         stream.flush()
 
+    name = config_lib.printable if not flags.output and sys.stdout.isatty() else str
     write = rows_lib.writer(flags.format, write_bytes, table.columns)
     for batch, names in itertools.chain(firsts, results):
-      rows = [table.file_rows(f, names, i) for i, f in enumerate(batch.files)]
+      rows = [table.file_rows(name(f), names, i) for i, f in enumerate(batch.files)]
       write(list(itertools.chain.from_iterable(rows)))
       if flags.sheet:
-        bars = map(sheet_lib.bars, rows)
         room = sheet_lib.MOST - len(pictures)
         # A view of an image would keep its whole batch.
         images = (image.copy() for image in batch.images)
-        pictures += itertools.islice(zip(images, batch.files, bars), room)
+        pictures += itertools.islice(zip(images, batch.files, map(sheet_lib.bars, rows)), room)
       if flags.features and names:
         feature_files += batch.files
         arrays.append(names.arrays)

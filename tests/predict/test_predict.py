@@ -142,6 +142,18 @@ def test_features_are_of_all_files_though_nobody_reads_the_table(run, tmp_path, 
   assert len(features.read(str(path))[0]) == 50
 
 
+def test_a_terminal_obeys_no_name_of_a_file(run, tmp_path, monkeypatch, capfd):
+  workdir, tree = run
+  photo = tmp_path / 'a\x1b[31m\n.jpg'
+  photo.write_bytes((tree / 'old_dog' / '0.jpg').read_bytes())
+  flags = f'--checkpoint={workdir}', photo, '--top=1'
+  for is_terminal, name in ((False, str(photo)), (True, rf'{tmp_path}/a\x1b[31m\n.jpg')):
+    monkeypatch.setattr(type(sys.stdout), 'isatty', lambda _, answer=is_terminal: answer)
+    assert _named(capfd, *flags)[0][0]['file'] == name
+  assert _main(*flags, f'--output={tmp_path}/x.csv') == 0
+  assert builders.rows(tmp_path / 'x.csv')[0]['file'] == str(photo)
+
+
 def test_features_of_a_bfloat16_network_are_float32(run):
   trained = trained_lib.load(str(run[0]))
   config = config_lib.replaced(trained.config, {'model.dtype': 'bfloat16'})
