@@ -28,7 +28,7 @@ _HEX = re.compile(f'(?:[0-9a-f]{{2}}){{{_BYTES},}}')
 _APPEARS_WITHIN = 30.0  # seconds
 
 
-def for_run(workdir: str, environment: Mapping[str, str] = os.environ) -> str:
+def for_run(workdir: str, environment: Mapping[str, str] = os.environ, makes: bool = True) -> str:
   """Returns the secret of the run in a workdir, at least 64 hexadecimal digits.
 
   The first process makes the file; a resumed run uses its file again.
@@ -37,6 +37,7 @@ def for_run(workdir: str, environment: Mapping[str, str] = os.environ) -> str:
     workdir: folder that all processes share; '' or an object store's address
       holds no secret, so the variable must.
     environment: variables.
+    makes: whether the file is made, or waited for, where it is missing.
 
   Raises:
     ConfigError: if the variable or the file is no secret, or there is none.
@@ -58,9 +59,9 @@ def for_run(workdir: str, environment: Mapping[str, str] = os.environ) -> str:
   path = os.path.join(workdir, NAME)
   deadline = time.monotonic() + _APPEARS_WITHIN
   while True:
-    is_last, problem = time.monotonic() > deadline, None
+    is_last, problem = not makes or time.monotonic() > deadline, None
     try:
-      if not os.path.exists(path):
+      if makes and not os.path.exists(path):
         os.makedirs(workdir, exist_ok=True)
         _create(path)
       text = _read(path)

@@ -19,9 +19,11 @@ import time
 import rich.console
 import rich.live
 import rich.table
+import rich.text
 
 from anp_jax.cluster import joining, lateness, secret
-from anp_jax.config import argument_parser, exits
+from anp_jax.config import argument_parser, errors, exits
+from anp_jax.system import files
 
 _PERIOD = 1.0  # seconds between two looks
 _WITHIN = 10.0  # seconds, an answer; the processes may be restarting
@@ -61,7 +63,7 @@ def _answers(workdir, question):
   Raises:
     ConfigError: if no process of the run answers any more.
   """
-  key = secret.for_run(workdir)
+  key = secret.for_run(workdir, makes=False)
   while True:
     with joining.connect(workdir, key, _WITHIN, _WITHIN) as connection:
       connection.settimeout(_WITHIN)
@@ -70,26 +72,43 @@ def _answers(workdir, question):
         while True:
           stream.write(json.dumps({'ask': question}) + '\n')
           stream.flush()
-          yield json.loads(stream.readline())
+          yield files.loads(stream.readline())
 
 
 def _view(answer):
-  """A table of the processes, with the verdict below."""
+  """A table of the processes, with the verdict below.
+
+  Raises:
+    ConfigError: if the answer has none.
+  """
+  try:
+    rows = [[*map(_text, _cells(lateness.Row(*values)))] for values in answer['rows']]
+    verdict = _text(f' {answer["verdict"]}')
+  except (KeyError, OverflowError, TypeError, ValueError) as e:
+    raise errors.ConfigError('the coordinator answered no rows of processes') from e
   table = rich.table.Table(*_COLUMNS, box=None)
   for column in table.columns[1:2] + table.columns[3:]:
     column.justify = 'right'
-  for values in answer['rows']:
-    row = lateness.Row(*values)
-    does = row.phase if row.seconds < 1 else f'{row.phase}, {row.seconds:.0f} s'
-    if row.silence > lateness.SILENT:
-      does = f'silent, {row.silence:.0f} s'
-    table.add_row(
-      row.name,
-      str(row.step or ''),
-      does,
-      *(f'{row.input:.1f}', f'{row.rest:.1f}') if row.rest else ('', ''),
-      f'{row.paused:.0%}',
-      f'{row.cpu:.2f}',
-      f'{row.cpu + row.delay:.2f}',
-    )
-  return rich.console.Group(table, f' {answer["verdict"]}')
+  for cells in rows:
+    table.add_row(*cells)
+  return rich.console.Group(table, verdict)
+
+
+def _text(text):
+  """A text of another process, in which neither the terminal nor rich obeys anything."""
+  return rich.text.Text(errors.printable(text))
+
+
+def _cells(row):
+  does = row.phase if row.seconds < 1 else f'{row.phase}, {row.seconds:.0f} s'
+  if row.silence > lateness.SILENT:
+    does = f'silent, {row.silence:.0f} s'
+  return (
+    row.name,
+    str(row.step or ''),
+    does,
+    *((f'{row.input:.1f}', f'{row.rest:.1f}') if row.rest else ('', '')),
+    f'{row.paused:.0%}',
+    f'{row.cpu:.2f}',
+    f'{row.cpu + row.delay:.2f}',
+  )

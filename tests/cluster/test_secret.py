@@ -27,6 +27,14 @@ def test_all_processes_of_a_folder_read_one_secret(tmp_path):
   assert secret.for_run(str(tmp_path / 'other'), {}) != secrets[0]
 
 
+def test_a_reader_makes_no_secret(tmp_path):
+  words = ['cannot be read', 'No such file']
+  builders.assert_refused(words, secret.for_run, str(tmp_path), {}, makes=False)
+  assert not os.listdir(tmp_path)
+  text = secret.for_run(str(tmp_path), {})
+  assert secret.for_run(str(tmp_path), {}, makes=False) == text
+
+
 @pytest.mark.parametrize('mode, other', [(0o640, 0), (0o604, 0), (0o600, 1)])
 def test_a_file_that_others_may_read_is_no_secret(tmp_path, monkeypatch, mode, other):
   secret.for_run(str(tmp_path), {})
