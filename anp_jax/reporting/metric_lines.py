@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import shlex
 import sys
 
@@ -25,15 +24,13 @@ def read(workdir: str) -> list[dict]:
 def command() -> str:
   """Returns this process's command line, for the line of kind START.
 
-  Folders of the program and passwords in addresses are left out.
+  Folders of the program are left out.
   """
   name = os.path.basename(sys.argv[0])
   program = {'__main__.py': ['python', '-m', 'anp_jax']}.get(
     name, ['python', name] if name.endswith('.py') else [name]
   )
-  text = shlex.join([*program, *sys.argv[1:]])
-  # An address may hold a name and a password.
-  return re.sub(r'://[^/@\s]*@', '://', text)
+  return shlex.join([*program, *sys.argv[1:]])
 
 
 def _is_whole(record):
