@@ -79,8 +79,11 @@ def record_class_sizes(workdir: str, source: sources.Source) -> None:
 
 def class_sizes(workdir: str, classes: int) -> np.ndarray | None:
   """Returns (classes,) int64 training images of each class; None if not counted."""
-  sizes = files.read_json(os.path.join(workdir, SIZES_FILE), [])
-  return np.array(sizes, np.int64) if len(sizes) == classes else None
+  try:
+    sizes = np.array(files.read_json(os.path.join(workdir, SIZES_FILE), []), np.int64)
+  except (ValueError, TypeError, OverflowError):  # damaged
+    return None
+  return sizes if sizes.shape == (classes,) and (sizes >= 0).all() else None
 
 
 def claim_workdir(

@@ -110,16 +110,16 @@ def test_a_training_ends_with_an_evaluation_and_a_page(run):
 
 
 def test_a_link_in_a_run_leads_nowhere(tmp_path, config):
-  mine = builders.write_tree(tmp_path / 'mine', {'run.json': '{"config": ""}'})
+  folder = builders.write_tree(tmp_path / 'mine', {'run.json': '{"config": ""}'})
   work = tmp_path / 'work'
   work.mkdir()
   for name in ('evaluation', 'report'):
-    (work / name).symlink_to(mine)
+    (work / name).symlink_to(folder)
   invocation = strategy_lib.Invocation(config, str(work), cluster.Processes(config), 'evaluate')
-  folder = analysis_run._open_folder(invocation, 7)
-  assert os.path.realpath(folder).startswith(f'{os.path.realpath(work)}/evaluation/7-')
-  assert not run_page.rewrite(str(work), folder)
-  assert [path.name for path in mine.iterdir()] == ['run.json']
+  evaluation = analysis_run._open_folder(invocation, 7)
+  assert os.path.realpath(evaluation).startswith(f'{os.path.realpath(work)}/evaluation/7-')
+  assert not run_page.rewrite(str(work), evaluation)
+  assert [path.name for path in folder.iterdir()] == ['run.json']
 
 
 @pytest.mark.slow

@@ -12,11 +12,14 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from anp_jax import config as config_lib
+from anp_jax.checkpoint import run_dir
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import run_page, summary
 from anp_jax.reporting.analysis import analysis_page
-from anp_jax.reporting.run_page import html as html_lib
-from tests import html_pages
+from anp_jax.reporting.run_page import curves, html as html_lib
+from anp_jax.tools.compare import runs
+from tests import builders, html_pages
 
 _EVIL = '<script>alert("x")</script>&\udcff'
 _CONFIG = f'data.path = {_EVIL!r}\nseed = 0\n'
@@ -54,6 +57,18 @@ def _evaluation(folder):
     ],
   }
   (folder / 'scores.json').write_text(json.dumps(evaluation))
+
+
+_START = {
+  'kind': 'run',
+  'step': 0,
+  'time': 1.7e9,
+  'command': 'python main.py --a=b',
+  'data': 'folder photos',
+  'training_images': 1234,
+  'validation_images': 56,
+  'classes': '4 classes of 2 adjectives and 3 nouns',
+}
 
 
 def _lines(workdir):
@@ -180,16 +195,7 @@ def test_what_was_trained_on_what_when_and_how(tmp_path, no_figure):
   place = tmp_path / 'run'
   _lines(place)
   path = place / 'metrics.jsonl'
-  start = {
-    'kind': 'run',
-    'step': 0,
-    'time': 1.7e9,
-    'command': 'python main.py --a=b',
-    'data': 'folder photos',
-    'training_images': 1234,
-    'validation_images': 56,
-    'classes': '4 classes of 2 adjectives and 3 nouns',
-  }
+  start = _START
   again = start | {'step': 20, 'time': 1.7e9 + 60, 'command': 'anp-train <i>'}
   end = {'kind': 'train', 'step': 60, 'epoch': 3, 'time': 1.7e9 + 3600}
   first, *later = (json.dumps(line) + '\n' for line in (start, again, end))
@@ -285,6 +291,54 @@ def test_a_page_shows_no_file_but_the_runs_own_pictures(tmp_path, no_figure):
   run_page.write(str(place), _CONFIG, {})
   tags = html_pages.parsed(place / 'report' / 'index.html').tags
   assert [name for name, _ in tags].count('img') == 1
+
+
+# A line of each kind, as a run writes it.
+_RECORDS = [
+  _START,
+  {'kind': 'time', 'step': 0, 'what': 'compiling', 'seconds': 2.5},
+  {'kind': 'change', 'step': 9, 'key': 'duration', 'old': '1 epochs', 'new': '2 epochs'},
+  {'kind': 'restart', 'step': 9, 'lost': ['x'], 'processes': 2, 'seconds': 1.5, 'repeated': 1},
+  {'kind': 'validation', 'step': 20, 'time': 1.7e9, 'epoch': 1.0, 'loss': 1.5, 'anp_top1': 0.5},
+  {
+    **{'kind': 'train', 'step': 20, 'time': 1.7e9, 'epoch': 1.0, 'loss': 1.5, 'seconds': 9.5},
+    **{'images_per_second': 50.0, 'input_wait': 0.5, 'mfu': 0.5, 'learning_rate': 0.1},
+  },
+  {'kind': 'result', 'step': 20, 'best': {'loss': 1.5}},
+]
+_FACTS = {'config': 'seed = 0', 'summary': [['network', 'lenet']], 'hardware': [['cores', '2']]}
+_ODD = None, 'x', 0, 1e308, 1e18, 10**400, [1], {'a': 'b'}
+
+
+@pytest.mark.parametrize('value', _ODD, ids=range(len(_ODD)))
+def test_no_record_of_other_types_stops_a_reader(value, tmp_path):
+  config = config_lib.flat(builders.config({'batch_size': 8}))
+  builders.write_tree(tmp_path, {'config.json': json.dumps(config)})
+  lines = [json.dumps(record) + '\n' for record in _RECORDS]
+  metrics, facts = tmp_path / 'metrics.jsonl', tmp_path / 'report' / 'run.json'
+  facts.parent.mkdir()
+  facts.write_text(json.dumps(_FACTS))
+  metrics.write_text(''.join(lines))
+  assert run_page.rewrite(str(tmp_path), '')
+  text = (tmp_path / 'report' / 'index.html').read_text()
+  for word in ('folder photos', '1 steps computed again', 'compiling', '50.0%', 'MFU', 'lenet'):
+    assert word in text
+  for i, record in enumerate(_RECORDS):
+    for key in record:
+      lines[i] = json.dumps(record | {key: value}) + '\n'
+      metrics.write_text(''.join(lines))
+      assert run_page.rewrite(str(tmp_path), '')
+      (run,) = runs.find([str(tmp_path)])
+      curves.curve('loss', run.train + run.validation, 1)
+    lines[i] = json.dumps(record) + '\n'
+  for key in (*_FACTS, ''):
+    facts.write_text(json.dumps(_FACTS | {key: value} if key else value))
+    run_page.rewrite(str(tmp_path), '')
+    runs.find([str(tmp_path)])
+  for text in (json.dumps(value), json.dumps([1, value]), '[1', '[-1, 2]', '[1, 2, 3]'):
+    (tmp_path / 'class_sizes.json').write_text(text)
+    sizes = run_dir.class_sizes(str(tmp_path), 2)
+    assert sizes is None or sizes.min() >= 0 and sizes.shape == (2,)
 
 
 def test_no_report_is_no_failure(tmp_path, config, monkeypatch, caplog):

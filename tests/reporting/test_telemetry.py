@@ -254,6 +254,9 @@ def test_the_result_is_the_last_line_of_a_run_that_has_ended(tmp_path):
   assert telemetry.result(str(tmp_path)) == {}
 
 
+_VALUES = {'data': 'x', 'classes': '2 classes', 'training_images': 8, 'validation_images': 0}
+
+
 @pytest.mark.parametrize(
   'argv, command',
   [
@@ -265,7 +268,7 @@ def test_the_result_is_the_last_line_of_a_run_that_has_ended(tmp_path):
 def test_a_run_records_its_command(tmp_path, monkeypatch, argv, command):
   monkeypatch.setattr(sys, 'argv', argv)
   run = _telemetry(tmp_path)
-  run.start({'data': 'x'})
+  run.start(_VALUES)
   run.close()
   (line,) = telemetry.of_kind(str(tmp_path), metric_lines.START)
   assert (line['command'], line['data'], line['step']) == (command, 'x', 0)
@@ -277,7 +280,7 @@ def test_each_command_that_resumes_is_recorded_once(tmp_path):
   """Also where one died before a step; and none of a run that has ended."""
   for step in (0, 0, 10, 10, 20, 1000):
     run = _telemetry(tmp_path, start_step=step)
-    run.start({'data': str(step)})
+    run.start(_VALUES)
     if step < 1000:
       run.train(step + 10, {'loss': 0.5}, 0.0)
     run.close()

@@ -58,8 +58,7 @@ def facts(workdir: str) -> dict[str, str]:
 
   It is {} where the run has not ended, and so has no page.
   """
-  values = files.read_json_object(os.path.join(workdir, _FOLDER, _FACTS))
-  return dict(values.get('summary', ()))
+  return dict(_ending(workdir).get('summary', ()))
 
 
 def rewrite(workdir: str, evaluation: str) -> bool:
@@ -74,10 +73,8 @@ def rewrite(workdir: str, evaluation: str) -> bool:
   """
   folder = os.path.join(workdir, _FOLDER)
   files.unlink_links(folder)
-  try:
-    with open(os.path.join(folder, _FACTS), encoding='utf-8') as f:
-      values = files.loads(f.read())
-  except FileNotFoundError:
+  values = _ending(workdir)
+  if not values:
     return False
   train, validation = run_tables.load(workdir)
   text = html.page(
@@ -95,6 +92,19 @@ def rewrite(workdir: str, evaluation: str) -> bool:
   )
   files.write_atomic(path(workdir), text)
   return True
+
+
+def _ending(workdir):
+  """The texts that `write` kept of the training; {} where they are not, or not such texts."""
+  values = files.read_json_object(os.path.join(workdir, _FOLDER, _FACTS))
+  try:
+    tables = {
+      table: [(str(name), str(text)) for name, text in values[table]]
+      for table in ('summary', 'hardware')
+    }
+    return tables | {'config': str(values['config'])}
+  except (KeyError, TypeError, ValueError):
+    return {}
 
 
 def _pairs(facts):
