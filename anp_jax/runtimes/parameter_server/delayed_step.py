@@ -4,8 +4,8 @@ One program makes the update of any worker. The versions that are still to be re
 in slots on the devices; each batch carries the `Order` of its update, which
 `simulation` works out beforehand. So a run of simulated workers is an ordinary run,
 with the weights of a real one that has the same order, to rounding. Only where an update
-collects gradients of several steps (rennala, or synchronous with backup workers), mixup
-and dropout draw other numbers.
+collects gradients of several steps (rennala, or synchronous with backup workers), mixup,
+dropout and RandAugment draw other numbers.
 """
 
 from collections.abc import Callable
