@@ -62,19 +62,12 @@ def test_how_often_a_process_is_started_again(end, starts, status):
 
 
 @pytest.mark.parametrize(
-  'statuses, want',
-  [
-    ('0 0', 0),
-    ('-9 0', 0),
-    ('75 0', 0),
-    ('69 0', 0),
-    ('75 75', 75),
-    pytest.param('2 0', 2, marks=pytest.mark.slow),  # it waits for the other
-  ],
+  'statuses, want', [('0 0', 0), ('-9 0', 0), ('75 0', 0), ('69 0', 0), ('75 75', 75), ('2 0', 2)]
 )
 def test_a_run_that_goes_on_without_a_lost_process_ends_well(tmp_path, statuses, want):
+  """Its output ends with it, too: nothing else holds the pipe open."""
   environment = _environment(tmp_path, _PROGRAM) | {'STATUSES': statuses}
-  launching.command(*_COMMAND, status=want, timeout=60, **environment)
+  launching.command(*_COMMAND, status=want, timeout=10, **environment)
 
 
 @pytest.mark.parametrize('end, status', [('75', 75), ('abort', 134)])

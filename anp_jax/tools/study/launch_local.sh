@@ -131,7 +131,7 @@ while running; do
       kill -TERM "${pids[@]}" 2>/dev/null
       sleep 2
       kill -KILL "${pids[@]}" 2>/dev/null
-    ) &
+    ) &>/dev/null & # its `sleep` outlives it, and would hold a pipe open
     killer=$!
   fi
 done
