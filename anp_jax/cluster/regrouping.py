@@ -8,6 +8,7 @@ it; so of two parts that lost each other one goes on, and the other joins it or 
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent import futures
 import json
 
 from anp_jax.cluster import handshake, members as members_lib
@@ -103,6 +104,9 @@ class Regrouping:
     addresses = dict(self._members.addresses)
     addresses.pop(self._members.first_rank, None)
     self._unasked = set(addresses)
+    # A thread for each: one that lives and does not coordinate holds it for handshake.WITHIN.
+    pool = futures.ThreadPoolExecutor(len(addresses) or 1, 'look around')
+    asyncio.get_running_loop().set_default_executor(pool)
     on_answer()
     await asyncio.gather(*(self._ask_on(*item, on_answer) for item in addresses.items()))
 

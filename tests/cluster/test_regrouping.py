@@ -1,13 +1,16 @@
 """The coordinator of an elastic run: who goes on, and when all restart."""
 
+import asyncio
+import contextlib
 import os
 import queue
+import socket
 import threading
 
 import pytest
 
 from anp_jax.cluster import coordinator, generation, members, process_info, regrouping, termination
-from tests import coordinating
+from tests import coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
 
@@ -232,6 +235,22 @@ def test_of_two_halves_that_lost_each_other_one_goes_on(here, everyone, goes_on)
   else:
     with pytest.raises(termination.PeerLostError, match='may go on without'):
       run.begin(99, least=1)
+
+
+def test_a_dead_process_is_noticed_while_many_do_not_answer(monkeypatch):
+  monkeypatch.setattr(regrouping.handshake, 'WITHIN', 60.0)
+  with contextlib.ExitStack() as stack:
+    ports = [stack.enter_context(socket.create_server(('127.0.0.1', 0))) for _ in range(40)]
+    addresses = {rank: port.getsockname() for rank, port in enumerate(ports, 1)}
+    addresses[41] = '127.0.0.1', launching.free_port()
+    run = members.Members(42, 'job', 0, generation.Generation(1, addresses=addresses))
+    regroup = regrouping.Regrouping(run, None, None, coordinating.SECRET)
+    looking = threading.Thread(target=lambda: asyncio.run(regroup.look_around(lambda: None)))
+    looking.start()
+    coordinating.wait(lambda: 41 not in run.addresses)
+    regroup.has_begun = True
+  looking.join(coordinating.SOON)
+  assert not looking.is_alive() and run.addresses.keys() == {*range(1, 41)}
 
 
 def test_too_few_processes_do_not_go_on():
