@@ -285,7 +285,8 @@ def start(
     os.environ['JAX_PLATFORMS'] = 'cpu'
   info = process_info.collect(env, config, command or {})
   joins_jax = strategy.joins_jax(config, mode)
-  if env.launcher == cluster_env.JOIN and joins_jax and not info['elastic']:
+  joins = env.launcher == cluster_env.JOIN and not env.coordinator_address
+  if joins and joins_jax and not info['elastic']:
     raise config_lib.ConfigError(
       f'--join: a run with config.strategy.name={config.strategy.name} and '
       f'config.cluster.elastic={config.cluster.elastic} does not go on without a process'

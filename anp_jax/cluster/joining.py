@@ -14,6 +14,7 @@ from anp_jax.cluster import cluster_env, connection as connection_lib, generatio
 from anp_jax.system import files
 
 NAME = 'members.json'  # in a workdir
+_ANSWERS_WITHIN = 5.0  # seconds, a host
 _COORDINATOR, _ENDED = 'coordinator', 'ended'  # its keys, but for ranks
 
 
@@ -23,7 +24,7 @@ def newcomer(workdir: str | None, env: cluster_env.ClusterEnv) -> cluster_env.Cl
   Args:
     workdir: folder of the run.
     env: place by its launcher, which it takes where the run has not written down who
-      takes part.
+      takes part, or all who did are dead: then the others come back, too.
 
   Raises:
     ConfigError: if there is no such run.
@@ -31,7 +32,9 @@ def newcomer(workdir: str | None, env: cluster_env.ClusterEnv) -> cluster_env.Cl
   if not workdir:
     raise config_lib.ConfigError('--join needs --workdir as well')
   addresses = read_addresses(workdir, env.coordinator_address)
-  if not addresses and env.launcher:
+  if env.launcher and not any(map(_is_there, addresses.values())):
+    if addresses:  # one of them may be opened again, by a process that comes back before others
+      write(workdir, {})
     return env._replace(launcher=cluster_env.JOIN) if env.count > 1 else env
   if not addresses:
     raise config_lib.ConfigError(
@@ -117,6 +120,15 @@ def read_addresses(workdir: str, meeting: str = '') -> dict[int, tuple[str, int]
       elsewhere does not count; '': any does.
   """
   return _read(workdir, meeting)[0]
+
+
+def _is_there(address):
+  """Whether a process may live, as nothing refuses its port, which it keeps in a restart."""
+  try:
+    socket.create_connection(address, _ANSWERS_WITHIN).close()
+  except OSError as e:
+    return not isinstance(e, ConnectionRefusedError)
+  return True
 
 
 def _read(workdir, meeting=''):

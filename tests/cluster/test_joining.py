@@ -16,17 +16,33 @@ _ALONE = cluster_env.ALONE
 _THIRD = cluster_env.ClusterEnv('Slurm', 2, 3, 'node1:20480', token='7.0.0')
 
 
+def _dead():
+  """An address of this host at which nobody listens."""
+  return '127.0.0.1', launching.free_port()
+
+
 @pytest.fixture
 def workdir(tmp_path):
   return str(tmp_path)
 
 
 def test_a_newcomer_gets_the_first_free_rank(workdir):
-  addresses = {rank: ('10.0.0.1', 1000 + rank) for rank in (0, 1, 3)}
-  joining.write(workdir, addresses)
-  assert joining.read_addresses(workdir) == addresses
-  for place in (_ALONE, _THIRD):
-    assert joining.newcomer(workdir, place) == cluster_env.ClusterEnv('join', 2, 4)
+  with socket.create_server(('127.0.0.1', 0)) as listening:
+    addresses = dict.fromkeys((0, 1), _dead()) | {3: listening.getsockname()}
+    joining.write(workdir, addresses)
+    for place in (_ALONE, _THIRD):
+      assert joining.newcomer(workdir, place) == cluster_env.ClusterEnv('join', 2, 4)
+    assert joining.read_addresses(workdir) == addresses
+
+
+@pytest.mark.parametrize('error, is_alone', [(ConnectionRefusedError, True), (TimeoutError, False)])
+def test_of_a_run_without_a_process_it_is_the_launchers(workdir, monkeypatch, error, is_alone):
+  """A host that does not answer may only be slow."""
+  monkeypatch.setattr(joining.socket, 'create_connection', mock.Mock(side_effect=error))
+  joining.write(workdir, {0: _dead(), 1: _dead()})
+  want = _THIRD._replace(launcher='join') if is_alone else cluster_env.ClusterEnv('join', 2, 3)
+  assert joining.newcomer(workdir, _THIRD) == want
+  assert bool(joining.read_addresses(workdir)) != is_alone
 
 
 def test_before_the_run_has_begun_it_is_the_launchers(workdir):
@@ -82,9 +98,10 @@ def test_an_evaluation_joins_no_run(workdir, capsys):
 
 
 def test_a_run_that_ends_with_each_process_takes_nobody(workdir, capsys):
+  """Another one than those with which the launcher began it."""
+  joining.write(workdir, {0: _dead()})
   command = f'main.py --join --workdir={workdir} --config=configs/resnet_anp.py:tiny'
-  flags = '--coordinator=127.0.0.1:9 --num_processes=2 --process_id=1 --config.cluster.elastic=off'
-  assert main.main(f'{command} {flags}'.split()) == 2
+  assert main.main(f'{command} --config.cluster.elastic=off'.split()) == 2
   assert 'cluster.elastic=off does not go on without a process' in capsys.readouterr().err
 
 
@@ -121,6 +138,6 @@ def test_another_run_forgets_the_end_of_an_earlier_one(workdir, monkeypatch):
 
 
 def test_nobody_answers_any_more(workdir):
-  joining.write(workdir, {0: ('127.0.0.1', launching.free_port())})
+  joining.write(workdir, {0: _dead()})
   words = ['no process of the run in ', ' answers']
   builders.assert_refused(words, joining.connect, workdir, '5a' * 32, 300, 0.1)
