@@ -210,7 +210,7 @@ def _checked(env, count_name, index_name, address_name):
       f'{env.count - 1}, as there are {env.count} processes'
     )
   if env.count == 1:
-    return env
+    return env._replace(coordinator_address='')
   if not env.coordinator_address:
     raise config_lib.ConfigError(
       f'{env.count} processes need {address_name}, where process 0 is met'

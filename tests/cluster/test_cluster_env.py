@@ -34,7 +34,8 @@ def test_nobody_tells(environment):
 @pytest.mark.parametrize('variables', [{}, _STEP, _MPI, _TPU, {**_STEP, **_MPI}])
 def test_flags_come_first(variables):
   assert _detect(variables, 'node1:1234', 8, 7)[:4] == ('flags', 7, 8, 'node1:1234')
-  assert _detect(variables, None, 1, 0).count == 1  # nobody to meet
+  for coordinator in (None, 'node1:1234'):  # nobody to meet
+    assert _detect(variables, coordinator, 1, 0)[:4] == ('flags', 0, 1, '')
 
 
 @pytest.mark.parametrize(
