@@ -204,7 +204,7 @@ class WorkdirLock:
       self._sleep(_POLL)
       now = self._read()
       if now != text:
-        is_gone = now is None
+        is_gone, record = now is None, _record(now)
       elif self._clock() - begin >= _STALE_AFTER:
         is_gone = True
     if not is_gone:

@@ -109,9 +109,12 @@ def test_a_silent_process_of_another_host_is_waited_for(tmp_path, text):
   lock.release()
 
 
-def test_a_sign_of_life_of_another_host_refuses(tmp_path):
+@pytest.mark.parametrize('is_written', [True, False])
+def test_a_sign_of_life_of_another_host_refuses(tmp_path, is_written):
   """Whatever the clocks of the two hosts say: no time is in the file."""
   _write(tmp_path, job='5')
+  if not is_written:  # both began at the same moment
+    (tmp_path / workdir_lock.NAME).write_text('')
   lock, clock = _lock(tmp_path)
 
   def beat():
