@@ -205,7 +205,7 @@ class Coordinator:
       self._members.pop(rank).left = True
       self._members.dismiss(rank)
     try:
-      self._members.begin(listener.free_port(), self._settings.min_processes)
+      self._members.begin(listener.reserve_port(), self._settings.min_processes)
     except termination.EXPECTED as e:
       self._end(*termination.exit_status(e))
       return

@@ -59,6 +59,7 @@ def join(
     heartbeat_timeout_seconds=_HEARTBEAT,
     shutdown_timeout_seconds=60,
   )
+  listener.release_ports()
   heartbeat('opening')
   check_platform()
   local_count = len(jax.local_devices())

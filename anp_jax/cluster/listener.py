@@ -12,6 +12,7 @@ from anp_jax.cluster import cluster_env, generation, termination
 _BACKLOG = 1024
 _NAME = 'listener '  # of an inherited file
 _kept: list[socket.socket] = []
+_reserved: list[socket.socket] = []
 _TO_ITSELF = {'0.0.0.0': '127.0.0.1', '::': '::1'}
 
 
@@ -87,11 +88,22 @@ def inherited(descriptors: Mapping[str, int]) -> list[socket.socket]:
   return [socket.socket(fileno=descriptors[name]) for name in names]
 
 
-def free_port() -> int:
-  """A port that nobody listens at now."""
-  with socket.socket() as s:
-    s.bind(('', 0))
-    return s.getsockname()[1]
+def reserve_port() -> int:
+  """A port that nobody but JAX can open until `release_ports`: gRPC shares it."""
+  dual = socket.has_dualstack_ipv6()
+  reserved = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
+  reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+  if dual:
+    reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+  reserved.bind(('', 0))
+  _reserved.append(reserved)
+  return reserved.getsockname()[1]
+
+
+def release_ports() -> None:
+  """Leaves the reserved ports to JAX, which has opened them."""
+  while _reserved:
+    _reserved.pop().close()
 
 
 def _open(address, port):

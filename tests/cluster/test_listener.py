@@ -38,6 +38,20 @@ def test_a_port_that_is_taken():
   assert termination.exit_status(caught.value)[0] == 75
 
 
+@pytest.mark.parametrize('host', ['0.0.0.0', '127.0.0.1', '::', '::1'])
+def test_a_reserved_port_is_only_for_a_service_that_shares_it(host):
+  """So does gRPC; `create_server` alone reuses an address, but not a port."""
+  port = listener.reserve_port()
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  with pytest.raises(OSError, match='in use'):
+    socket.create_server((host, port), family=family)
+  with socket.create_server((host, port), family=family, reuse_port=True) as service:
+    listener.release_ports()
+    with socket.create_connection((host, port), 5) as client:
+      assert service.accept()[1][:2] == client.getsockname()[:2]
+  socket.create_server((host, port), family=family).close()
+
+
 def test_a_port_that_may_not_be_opened(monkeypatch):
   refuse = mock.Mock(side_effect=PermissionError(13, 'Permission denied'))
   monkeypatch.setattr(socket, 'create_server', refuse)
