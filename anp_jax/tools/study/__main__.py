@@ -262,13 +262,16 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
 
   for cell in cells:
     try:
-      study_runner.note_result(study, cell, cores)
-      if not study_runner.is_finished(study, cell):
-        waiting.append(cell)
-      elif error := study_runner.record(study, cell).get('error'):
-        failures[cell] = error
+      study.config(cell)
     except config_lib.ConfigError as e:
       ended(cell, study_runner.Refusal(e))
+      continue
+    study_runner.check_same(study, cell)
+    study_runner.note_result(study, cell, cores)
+    if not study_runner.is_finished(study, cell):
+      waiting.append(cell)
+    elif error := study_runner.record(study, cell).get('error'):
+      failures[cell] = error
   progress.begin(cells, len(waiting))
   if options is None:
     local.run(study, waiting, progress.began, ended)

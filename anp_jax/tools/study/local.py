@@ -100,7 +100,8 @@ def _start(study, group, cores):
   """The process of a group of cells, with its output in the log of the first."""
   cell = group[0]
   workdir = study.workdir(cell)
-  os.makedirs(workdir, exist_ok=True)
+  for member in group:
+    study_runner.begin(study, member)
   environment = {**study_runner.environment(cell), **emulate.environment(study)}
   with open(os.path.join(workdir, study_runner.LOG), 'w') as log:
     # In a session of its own: a terminal's Ctrl-C would reach the processes,

@@ -57,8 +57,8 @@ def run(
   running = _running()
   jobs = {}
   for cell in cells:
+    study_runner.begin(study, cell)
     path = pathlib.Path(study.workdir(cell), JOB)
-    path.parent.mkdir(parents=True, exist_ok=True)
     job = path.read_text() if path.exists() else ''
     if job not in running:
       job = _submit(study, cell, options)

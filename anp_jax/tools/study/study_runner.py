@@ -1,10 +1,11 @@
 """What all launchers of a study's cells share: a cell's command, and its end.
 
 A cell's folder is the workdir of its run, and holds two more files: `study.log`,
-the output of the launcher and the processes, and `study.json`, which is written
-when the run has finished.
+the output of the launcher and the processes, and `study.json`, the config with which
+the run began and, once it has finished, its cores.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -16,19 +17,19 @@ import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
-from anp_jax.config import command_line, saved_run, strategy as strategy_lib
+from anp_jax.config import command_line, strategy as strategy_lib
 from anp_jax.reporting import telemetry
 from anp_jax.system import files
 from anp_jax.tools.study import grid, scaling
 
-ENDED = 'study.json'
 LOG = 'study.log'
+_RECORD = 'study.json'
 _REFUSED = 2  # status of main.py for bad input
 # Begins the line of a config that it cannot run.
 _OF_CONFIG = re.compile(r'(rank \d+ on \S+: )?config\.')
 _NOT_FINITE = 'not finite'  # in the line of a run that diverged
-# Values that stand for one that the run decides and writes to its config.json.
-_BY_RUN = {'batch_size': 0, 'model.dtype': 'auto'}
+# Keys that change no number of a run.
+_FREE = 'cluster.', 'compile_cache.', 'data.dir', 'log.', 'profile.'
 _LABEL = re.compile(r'^\[\d+\] ')
 
 
@@ -113,43 +114,59 @@ def _mesh(spec, strategy):
 
 
 def record(study: Study, cell: grid.Cell) -> dict:
-  """Returns what is known of a finished run; {} for any other.
+  """Returns what is known of a run that has begun; {} for any other.
 
   Returns:
-    `config`, with which it ran; `cores` of the machine where all its processes
-    ran, or None if they had hosts of their own; `error` of a run that tunes and
-    diverged, which counts as finished.
+    `config`, with which it began; once it has finished, `cores` of the machine where all
+    its processes ran, or None if they had hosts of their own; `error` of a run that tunes
+    and diverged, which counts as finished.
   """
-  return files.read_json(os.path.join(study.workdir(cell), ENDED)) or {}
+  return files.read_json(os.path.join(study.workdir(cell), _RECORD)) or {}
+
+
+def begin(study: Study, cell: grid.Cell) -> None:
+  """Makes a cell's workdir, and notes there the config with which its run begins."""
+  os.makedirs(study.workdir(cell), exist_ok=True)
+  if not record(study, cell):
+    _write_record(study, cell)
+
+
+def check_same(study: Study, cell: grid.Cell) -> None:
+  """Refuses a run that has begun with other keys, whose numbers are not those of the cell.
+
+  Raises:
+    ConfigError: naming the key and both values; also if the cell's config is not valid.
+  """
+  if not (saved := record(study, cell)):
+    return
+  before, now = config_lib.completed(saved['config']), _as_saved(study.config(cell))
+  for key in before | now:
+    if before.get(key) != now.get(key) and not key.startswith(_FREE):
+      raise config_lib.ConfigError(
+        f'config.{key}={now.get(key)!r}: the run in {study.workdir(cell)} has '
+        f'{before.get(key)!r}; choose another --workdir'
+      )
 
 
 def is_finished(study: Study, cell: grid.Cell) -> bool:
-  """Returns whether the run of exactly this config has finished."""
-  config = _as_saved(study.config(cell))
-  saved = record(study, cell).get('config')
-  return bool(saved) and saved == config
+  """Returns whether the run of a cell has finished."""
+  return 'cores' in record(study, cell)
 
 
 def note_result(study: Study, cell: grid.Cell, cores: int | None) -> None:
-  """Writes the record of a run that finished while no study waited for it.
+  """Notes the end of a run that finished while no study waited for it.
 
   A study that Ctrl-C ended leaves its jobs running. The last line of a job's
-  metrics.jsonl says that it has finished, and config.json what it ran.
+  metrics.jsonl says that it has finished.
 
   Args:
     study: the study.
     cell: cell of the run.
     cores: see `record`.
   """
-  workdir = study.workdir(cell)
-  if is_finished(study, cell) or not telemetry.result(workdir):
-    return
-  config = _as_saved(study.config(cell))
-  path = os.path.join(workdir, saved_run.FILE)
-  saved = config_lib.completed(files.read_json_object(path))
-  decided = {k: saved.get(k) for k, v in _BY_RUN.items() if config.get(k) == v}
-  if saved == config | decided:
-    _write_end(study, cell, cores)
+  has_begun = record(study, cell) and not is_finished(study, cell)
+  if has_begun and telemetry.result(study.workdir(cell)):
+    _write_record(study, cell, cores=cores)
 
 
 def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
@@ -170,23 +187,26 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
     error = first_error(os.path.join(workdir, LOG))
     error = error or f'ended with status {status}'
     if cell.duration and _NOT_FINITE in error:
-      _write_end(study, cell, cores, error=error)
+      _write_record(study, cell, cores=cores, error=error)
     if status != _REFUSED or not _OF_CONFIG.match(error):
       return error
     # A run that has begun was valid: now something else is wrong.
     has_begun = os.path.exists(os.path.join(workdir, telemetry.METRICS))
-    return error if has_begun else Refusal(error)
+    if has_begun:
+      return error
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(os.path.join(workdir, _RECORD))  # it may be tried with other keys
+    return Refusal(error)
   if stopped := workdir_lib.stopped_line(workdir):
     return stopped
-  _write_end(study, cell, cores)
+  _write_record(study, cell, cores=cores)
   return ''
 
 
-def _write_end(study, cell, cores, **more):
-  """Writes the `record` of a run that has finished."""
-  config = _as_saved(study.config(cell))
-  end = {'config': config, 'cores': cores, **more}
-  files.write_json(os.path.join(study.workdir(cell), ENDED), end)
+def _write_record(study, cell, **end):
+  """Writes the `record` of a run; `end` is that of one that has finished."""
+  values = {'config': _as_saved(study.config(cell)), **end}
+  files.write_json(os.path.join(study.workdir(cell), _RECORD), values)
 
 
 def first_error(log: str) -> str:

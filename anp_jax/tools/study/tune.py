@@ -140,8 +140,10 @@ def run(
   contests = {}
   for cell in cells:
     contest = dataclasses.replace(cell, seed=plan.seed)
+    values = candidates(study, cell, plan)
+    for value in values:  # before the time of tuning is spent
+      study_runner.check_same(study, dataclasses.replace(cell, tuned=value))
     if contest not in contests:
-      values = candidates(study, cell, plan)
       name = cell.name.removesuffix(f'-seed{cell.seed}')
       contests[contest] = Tuned(name, values, {})
   left = {contest: tuned.values for contest, tuned in contests.items()}

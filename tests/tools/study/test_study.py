@@ -94,12 +94,16 @@ def test_what_is_finished_is_not_run_again(pretend, capsys):
   # The same table, from the same runs.
   assert first[first.index('strategy') :] == again[again.index('strategy') :]
   _calls(pretend)
-  # A larger grid runs what is new, here a run without numbers; another config runs all.
+  # A larger grid runs what is new, here a run without numbers; another config runs nothing.
   assert study_main.main(_command(folder, '--nodes=1,2,3')) == 1
   assert _calls(pretend) == ['sync-3x1-seed0']
   assert 'failed: sync-3x1-seed0: no step was timed' in (folder / 'study.md').read_text()
-  assert study_main.main([*command, '--config.duration=99 steps']) == 0
-  assert _calls(pretend) == names
+  capsys.readouterr()
+  assert study_main.main([*command, '--config.duration=99 steps']) == 2
+  line = builders.error_line(capsys)
+  assert "config.duration='99 steps'" in line and 'choose another --workdir' in line
+  assert study_main.main([*command, '--config.log.every=3 steps']) == 0  # it changes no number
+  assert _calls(pretend) == []
 
 
 def test_a_stop_after_the_runs_is_one_line(pretend, monkeypatch, capsys):

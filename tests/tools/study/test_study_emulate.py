@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from anp_jax.tools.study import (
+  __main__ as study_main,
   emulate,
   grid,
   local,
@@ -13,7 +14,7 @@ from anp_jax.tools.study import (
   study_results,
   study_runner,
 )
-from tests import study_runs
+from tests import builders, study_runs
 
 
 def test_the_keys_reach_the_config():
@@ -75,3 +76,21 @@ def test_the_last_interval_of_an_emulated_run_does_not_count(tmp_path):
   validation = [{'step': 12, 'anp_top1': 0.1}]
   folder = study_runs.write(tmp_path, train, validation, emulate__enabled=True)
   assert study_results.read(folder).images_per_second == 40.0
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_no_run_of_other_times_is_shown_or_continued(tmp_path, capsys):
+  command = ['strategies', f'--config={study_runs.LENET}', f'--workdir={tmp_path}', '--nodes=1']
+  command += ['--strategies=sync', '--config.batch_size=8', '--config.duration=12 steps']
+  assert study_main.main([*command, '--emulate=step_seconds=0.02']) == 0, capsys.readouterr()
+  (row,) = builders.rows(tmp_path / 'cells.csv')
+  assert 0 < float(row['images_per_second']) < 8 / 0.02  # a pass of 8 images, and what is real
+  left = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
+  capsys.readouterr()
+  assert study_main.main([*command, '--emulate=step_seconds=0.2']) == 2
+  line = builders.error_line(capsys)
+  assert 'config.emulate.step_seconds=0.2: the run in ' in line and 'has 0.02; choose' in line
+  assert {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()} == left
+  assert study_main.main([*command, '--emulate=step_seconds=0.02']) == 0
+  assert '1 runs, 0 of them to do' in capsys.readouterr().out

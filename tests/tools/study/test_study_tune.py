@@ -254,3 +254,7 @@ def test_a_command_that_tunes_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
   # A seed more is trained with the value that is known.
   assert study_main.main([*command, '--seeds=0,1,2']) == 0
   assert (tmp_path / 'calls').read_text().split()[len(calls) :] == [f'sync-1x1-{_RATE}=0.1-seed2']
+  # Before anything of another duration is tuned, whose runs have other names.
+  assert study_main.main([*command, '--config.duration=15 epochs']) == 2
+  assert "has '20 epochs'; choose another --workdir" in capsys.readouterr().err
+  assert len((tmp_path / 'calls').read_text().split()) == len(calls) + 1

@@ -8,6 +8,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.tools.study import __main__ as study_main, grid, local, slurm, study_runner
+from tests import builders
 
 _TINY = 'configs/resnet_anp.py:tiny'
 _TRAIN = {'kind': 'train', 'step': 4, 'epoch': 0.4, 'seconds': 1.0}
@@ -15,14 +16,13 @@ _RESULT = {'kind': 'result', 'step': 4, 'time': 1.0}
 _CELL = grid.Cell('sync', 1, 1, 0)
 
 
-def _left(study, *records, **values):
-  """Leaves a workdir as the job of a cell does; values are its config's."""
+def _left(study, *records):
+  """Leaves a workdir as the job of a cell does."""
   workdir = study.workdir(_CELL)
-  os.makedirs(workdir)
+  study_runner.begin(study, _CELL)
   saved = json.loads(config_lib.to_json(study.config(_CELL)))
   # What the run decides, it writes down decided.
   saved |= {'batch_size': saved['batch_size'] or 40, 'model.dtype': 'float32'}
-  saved |= {k.replace('__', '.'): v for k, v in values.items()}
   with open(os.path.join(workdir, 'config.json'), 'w') as f:
     json.dump(saved, f)
   with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
@@ -63,21 +63,37 @@ def test_a_run_with_a_result_is_not_run_again(tmp_path, monkeypatch, options, ba
 
 
 @pytest.mark.parametrize(
-  'records, values',
+  'records',
   [
-    ((_TRAIN,), {}),
-    ((), {}),
-    ((_TRAIN, _RESULT, _TRAIN), {}),  # it goes on, to another end
-    ((_TRAIN, _RESULT), {'duration': '3 steps'}),
-    ((_TRAIN, _RESULT), {'seed': 7}),
-    ((_TRAIN, _RESULT), {'optimizer__learning_rate': 7.5}),
-    # A typed value is not the run's to decide.
-    ((_TRAIN, _RESULT), {'batch_size': 48}),
-    ((_TRAIN, _RESULT), {'model__dtype': 'bfloat16'}),
+    (_TRAIN,),
+    (),
+    (_TRAIN, _RESULT, _TRAIN),  # it goes on, to another end
   ],
 )
-def test_what_has_no_result_of_this_config_is_run(tmp_path, monkeypatch, records, values):
-  study = _study(tmp_path, batch_size='40', model__dtype='float32')
-  _left(study, *records, **values)
+def test_what_has_no_result_is_run(tmp_path, monkeypatch, records):
+  study = _study(tmp_path)
+  _left(study, *records)
   assert _waiting(study, '', monkeypatch) == [_CELL]
-  assert study_runner.record(study, _CELL) == {}
+  assert not study_runner.is_finished(study, _CELL)
+
+
+@pytest.mark.parametrize(
+  'key, text, values',
+  [
+    ('duration', '3 steps', ("'3 steps'", "'12 steps'")),
+    ('batch_size', '48', ('48', '0')),
+    ('model.dtype', 'bfloat16', ("'bfloat16'", "'auto'")),
+    ('data.threads', '3', ('3', '0')),
+  ],
+)
+@pytest.mark.parametrize('records', [(_TRAIN,), (_TRAIN, _RESULT)])
+def test_a_run_of_other_keys_is_refused(tmp_path, monkeypatch, records, key, text, values):
+  """Its numbers would be shown as those of the study."""
+  study = _study(tmp_path)
+  _left(study, *records)
+  record = study_runner.record(study, _CELL)
+  other = _study(tmp_path, **{key.replace('.', '__'): text})
+  value, before = values
+  words = f'config.{key}={value}: ', f' has {before}; choose another --workdir'
+  builders.assert_refused(words, _waiting, other, '', monkeypatch)
+  assert study_runner.record(study, _CELL) == record

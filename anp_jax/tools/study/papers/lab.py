@@ -26,6 +26,7 @@ from anp_jax.reporting.run_page import html
 from anp_jax.runtimes.offload import device
 from anp_jax.system import files
 from anp_jax.tools.plan import __main__ as planner
+from anp_jax.tools.study import study_runner
 
 _MEASURED = 'measured'
 _RUNS = 'runs'
@@ -121,7 +122,8 @@ class Lab:
         raise ValueError(status)
       values = _read(output, folder)
     except (ValueError, OSError):
-      self.failures.append(f'{name}: its command ended with status {status}, see {log}')
+      error = study_runner.first_error(log)
+      self.failures.append(f'{name}: its command ended with status {status}, see {log}: {error}')
       return None
     record = {'command': shlex.join(arguments), 'values': values, 'hardware': hardware}
     files.write_json(self._path(f'{name}.json'), record)
