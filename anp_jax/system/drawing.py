@@ -1,7 +1,8 @@
 """The style of figures: colours, typefaces, and figures without a window system."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
+import itertools
 import os
 from typing import IO, TYPE_CHECKING, Any
 import warnings
@@ -12,6 +13,7 @@ from anp_jax.config import errors
 from anp_jax.system import files
 
 if TYPE_CHECKING:
+  from matplotlib.axes import Axes
   from matplotlib.axis import Axis
   from matplotlib.figure import Figure
   from PIL.ImageFont import FreeTypeFont
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, PURPLE, GREY = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#8c8c8c')
 COLOURS = BLUE, ORANGE, GREEN, PURPLE, '#e69f00', '#56b4e9'
 INK, FAINT, SOFT = '#222222', '#e4e4e4', '#666666'
+_LINES, _MARKERS = ('-', '--', ':', '-.'), 'osD^vP'
 
 # Settings of matplotlib's.
 STYLE: dict[Any, Any] = {
@@ -106,6 +109,35 @@ def counts(axis: 'Axis', most: int = 7) -> None:
     matplotlib.ticker.MaxNLocator(most, steps=(1, 2, 5, 10), integer=True, min_n_ticks=1)
   )
   axis.set_major_formatter(lambda x, _: f'{x:,.0f}')
+
+
+def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+  """Returns colour, marker and line style of each name's curve; 24 differ without colours."""
+  styles = itertools.product(_LINES, zip(COLOURS, _MARKERS))
+  every = ({'color': c, 'marker': m, 'linestyle': line} for line, (c, m) in styles)
+  return dict(zip(dict.fromkeys(names), itertools.cycle(every)))
+
+
+def ideal(axes: 'Axes', sizes: Iterable[float], rate: float = 1.0) -> None:
+  """Draws the line of what as many devices as `sizes` reach if none waits.
+
+  Args:
+    axes: panel of rates or speed-ups by size.
+    sizes: sizes of its points.
+    rate: rate of one device.
+  """
+  ends = np.array(sorted(sizes))[[0, -1]]
+  axes.plot(ends, rate * ends, '--', color=GREY, label='ideal', linewidth=1.2)
+
+
+def label_sizes(axes: 'Axes', sizes: Iterable[float]) -> None:
+  """Labels the sizes on the horizontal axis whose labels do not meet, from the largest down."""
+  *others, largest = sorted(set(sizes))
+  ticks, room = [largest], 0.1 * (largest - min(others, default=largest))
+  for size in reversed(others):
+    if ticks[-1] - size >= room:
+      ticks.append(size)
+  axes.set_xticks(ticks)
 
 
 def fitted(text: str, width: float, measure: Callable[[str], float]) -> str:

@@ -1,5 +1,6 @@
 """drawing: names cut to a width, and where a contact sheet puts its cells."""
 
+from matplotlib import figure
 import numpy as np
 from PIL import Image
 import pytest
@@ -18,6 +19,26 @@ from anp_jax.system import drawing
 )
 def test_fitted(text, width, result):
   assert drawing.fitted(text, width, len) == result
+
+
+def test_curves_differ_in_colour_and_without():
+  looks = drawing.looks([*map(str, range(24)), '0'])
+  assert len(looks) == 24
+  assert len({(look['marker'], look['linestyle']) for look in looks.values()}) == 24
+  assert len({looks[str(i)]['color'] for i in range(6)}) == 6
+  assert drawing.looks('a')['a'] == {'color': drawing.BLUE, 'marker': 'o', 'linestyle': '-'}
+
+
+@pytest.mark.parametrize(
+  'sizes, ticks', [([4], [4]), ([8, 1, 2, 8], [1, 2, 8]), ([1, 2, 4, 64, 57], [64, 57, 4])]
+)
+def test_an_ideal_line_and_sizes_whose_labels_do_not_meet(sizes, ticks):
+  axes = figure.Figure().subplots()
+  drawing.ideal(axes, sizes, 2.5)
+  least, most = min(sizes), max(sizes)
+  assert axes.lines[0].get_xydata().tolist() == [[least, 2.5 * least], [most, 2.5 * most]]
+  drawing.label_sizes(axes, sizes)
+  assert sorted(axes.get_xticks()) == sorted(ticks)
 
 
 def test_cells_are_in_rows_below_the_title(tmp_path):

@@ -132,20 +132,17 @@ def draw(
 
 def _draw_rates(axis, plans, published):
   sizes = [p.cluster.size for ps in plans.values() for p in ps if p.runs]
-  for (name, points), (colour, line) in zip(plans.items(), _styles()):
-    running = [p for p in points if p.runs]
+  for name, look in drawing.looks(plans).items():
+    running = [p for p in plans[name] if p.runs]
     x, y = [p.cluster.size for p in running], [p.rate for p in running]
-    axis.plot(x, y, f'o{line}', color=colour, label=name, markersize=4)
+    axis.plot(x, y, label=name, markersize=4, **look)
     ends = [(p.interval.low, p.interval.high) if p.interval else (1, 1) for p in running]
     low, high = ([r * e[i] for r, e in zip(y, ends)] for i in (0, 1))
-    axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    axis.fill_between(x, low, high, color=look['color'], alpha=0.18, linewidth=0)
   has_interval = any(p.interval for ps in plans.values() for p in ps)
   first = next(p for ps in plans.values() for p in ps if p.runs)
   single = first.rate / first.cluster.size / first.efficiency
-  ends = [min(sizes), max(sizes)]
-  axis.plot(
-    ends, [single * n for n in ends], '--', color=drawing.GREY, label='ideal', linewidth=1.2
-  )
+  drawing.ideal(axis, sizes, single)
   rates = [(n, r) for _, n, r in published if min(sizes) <= n <= max(sizes)]
   if rates:
     axis.plot(
@@ -160,12 +157,6 @@ def _draw_rates(axis, plans, published):
   axis.yaxis.set_major_formatter(lambda y, _: f'{y:,.0f}')
   axis.legend()
   _ticks(axis, sizes)
-
-
-def _styles():
-  """Colours and line styles of curves: all colours, then again with another style."""
-  pairs = itertools.product(('-', ':', '-.'), drawing.COLOURS)
-  return itertools.cycle((colour, line) for line, colour in pairs)
 
 
 def _ticks(axis, sizes):

@@ -76,11 +76,6 @@ class Cell:
     return 1 if self.simulated else self.nodes
 
   @property
-  def workers(self) -> int:
-    """Devices on all nodes."""
-    return self.nodes * self.devices
-
-  @property
   def defaults(self) -> dict[str, str]:
     """Overrides that those of the whole study replace, by dotted key."""
     return {'strategy.groups': str(self.nodes)} if self.simulated else {}

@@ -1,7 +1,6 @@
 """The figures of a study."""
 
 import collections
-import itertools
 from typing import Any
 
 import matplotlib
@@ -11,7 +10,6 @@ import numpy as np
 from anp_jax.system import drawing
 from anp_jax.tools.study import study_results
 
-_MARKERS = 'osD^vP'
 _MODEL = 110  # letters of a model's name below a chart
 _SERIES = 30  # letters of a name that a panel has room for
 _LETTERS = 12  # of a legend's names, in an inch
@@ -37,7 +35,7 @@ def speed(points: list[study_results.Point]) -> matplotlib.figure.Figure:
   has_across = len({p.nodes for p in across}) > 1
   figure, axes = _figure(1 + has_within + has_across)
   axes[0].set(title='Images/s', xlabel=f'devices in all{hollow}')
-  _series(axes[0], _both_levels(points), _workers, lambda p: p.rate)
+  _series(axes[0], _both_levels(points), lambda p: p.workers, lambda p: p.rate)
   if has_within:
     axes[1].set(title='Within a node: speed-up', xlabel='devices of one node, over one device')
     _speed_up(axes[1], within, lambda p: p.devices, lambda p: p.over_device)
@@ -67,27 +65,20 @@ def accuracy(points: list[study_results.Point], target: float | None) -> matplot
   figure, axes = _figure(2 + len(panels))
   axes[0].set(title='Accuracy against samples', xlabel='images trained on')
   axes[1].set(title='Accuracy against time', xlabel=time)
-  styles = _line_styles(p.series for p in done)
-  curves = [(p, styles[p.series]) for p in largest.values()]
+  looks = _looks(points)
+  curves = [(p, looks[p.series] | {'marker': ''}) for p in largest.values()]
   curves += [(first, {'color': drawing.GREY})] * (first not in largest.values())
   for x, axis in enumerate(axes[:2]):
     drawing.percent(axis.yaxis)
-    for p, style in curves:
-      _curve(axis, p, x, label=p.label, **style)
+    for p, look in curves:
+      _curve(axis, p, x, label=p.label, **look)
   for axis, (title, value) in zip(axes[2:], panels):
     axis.set(title=title, xlabel=_size(simulated))
-    _series(axis, _both_levels(points), _workers, value)
+    _series(axis, _both_levels(points), lambda p: p.workers, value)
     if title == _AT_THE_END:
       drawing.percent(axis.yaxis)
   _add_legends(figure, axes)
   return figure
-
-
-def _line_styles(names):
-  """A colour and a style of line for each name."""
-  styles = itertools.product(('-', '--', ':'), drawing.COLOURS)
-  looks = ({'color': colour, 'linestyle': style} for style, colour in styles)
-  return dict(zip(dict.fromkeys(names), itertools.cycle(looks)))
 
 
 def _curve(axis, point, x, **look):
@@ -142,7 +133,7 @@ def staleness(points: list[study_results.Point]) -> matplotlib.figure.Figure | N
       keys + (i - (len(series) - 1) / 2) * width,
       shares,
       width,
-      color=looks[p.series][0],
+      color=looks[p.series]['color'],
       alpha=(i + 1) / len(series),
       label=p.label,
     )
@@ -208,24 +199,10 @@ def save(figure: matplotlib.figure.Figure, path: str) -> None:
   figure.savefig(path, dpi=130, metadata={'Software': None})
 
 
-def apart(sizes: list[int]) -> list[int]:
-  """Returns those of ascending sizes whose labels do not meet on an axis, largest first."""
-  room = 0.1 * (sizes[-1] - sizes[0])
-  ticks = sizes[-1:]
-  for size in reversed(sizes[:-1]):
-    if ticks[-1] - size >= room:
-      ticks.append(size)
-  return ticks
-
-
 def _figure(panels):
   # Without pyplot: no window system, no state left behind.
   figure = matplotlib.figure.Figure(figsize=(4.6 * max(panels, 1.3), 3.8), layout='constrained')
   return figure, figure.subplots(1, panels, squeeze=False)[0]
-
-
-def _workers(point):
-  return point.workers
 
 
 def _both_levels(points):
@@ -235,21 +212,19 @@ def _both_levels(points):
 
 
 def _looks(points):
-  """Colour and marker of each strategy with its varied keys that ran."""
-  names = dict.fromkeys(p.series for p in points if p.runs)
-  return dict(zip(names, itertools.cycle(zip(drawing.COLOURS, _MARKERS))))
+  """The look of each strategy with its varied keys that ran."""
+  return drawing.looks(p.series for p in points if p.runs)
 
 
 def _speed_up(axis, points, size, value):
   """Speed-ups next to the ideal line."""
-  ideal = [1, max(map(size, points))]
-  axis.plot(ideal, ideal, '--', color=drawing.GREY, label='ideal')
+  drawing.ideal(axis, [1, *map(size, points)])
   _series(axis, points, size, value)
 
 
 def _series(axis, points, size, value):
   """One line a strategy, with the deviation over seeds."""
-  for series, (colour, marker) in _looks(points).items():
+  for series, look in _looks(points).items():
     chosen_points = [p for p in points if p.series == series and value(p)]
     if not chosen_points:
       continue
@@ -259,14 +234,14 @@ def _series(axis, points, size, value):
       sizes,
       [value(p).mean for p in chosen_points],
       [value(p).deviation for p in chosen_points],
-      color=colour,
       capsize=3,
       label=series,
+      **look | {'marker': ''},
     )
     for p, x in zip(chosen_points, sizes):
-      fill = 'white' if p.crowded else colour
-      axis.plot(x, value(p).mean, marker, color=colour, markerfacecolor=fill)
-  axis.set_xticks(apart(sorted({size(p) for p in points})))
+      fill = 'white' if p.crowded else look['color']
+      axis.plot(x, value(p).mean, markerfacecolor=fill, **look)
+  drawing.label_sizes(axis, map(size, points))
   axis.set_ylim(bottom=0)
 
 

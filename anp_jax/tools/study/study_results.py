@@ -214,8 +214,8 @@ class Point:
 
   @property
   def workers(self) -> int:
-    """Devices on all nodes."""
-    return self.nodes * self.devices
+    """Simulated workers, or devices on all nodes."""
+    return self.nodes if self.simulated else self.nodes * self.devices
 
   @property
   def crowded(self) -> bool:

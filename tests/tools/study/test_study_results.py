@@ -137,7 +137,11 @@ def _points(**more):
   cells = grid.expand(named_strategies.parse('sync'), (1, 2), (1, 2), (0, 1))
   runs = {
     c: study_runs.run(
-      0.2, 0.4 + 0.4 * c.seed, rate=100.0 * c.workers + c.seed, crowded=c.workers > 2, **more
+      0.2,
+      0.4 + 0.4 * c.seed,
+      rate=100.0 * c.nodes * c.devices + c.seed,
+      crowded=c.nodes * c.devices > 2,
+      **more,
     )
     for c in cells
   }

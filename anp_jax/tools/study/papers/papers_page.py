@@ -7,7 +7,6 @@ import os
 
 from anp_jax.reporting import report_kit
 from anp_jax.system import drawing
-from anp_jax.tools.study import plots
 from anp_jax.tools.study.papers import published
 
 _HEAD = ('what', 'paper', 'ours measured', 'ours predicted', 'ratio', 'hardware')
@@ -91,22 +90,14 @@ def _speed_ups(axis, paper, panel, curves):
   points = {}
   for quantity in panel.published:
     points |= paper.by_size(quantity)
-  sizes = sorted({1, *points, *itertools.chain(*curves.values())})
-  axis.plot(sizes, sizes, '--', color=drawing.GREY, label='ideal', linewidth=1.2)
-  colours = itertools.cycle(drawing.COLOURS)
-  for (name, curve), marker in zip(curves.items(), itertools.cycle('osD^vP')):
-    axis.plot(
-      list(curve),
-      list(curve.values()),
-      marker,
-      linestyle='-',
-      color=next(colours),
-      label=name,
-      markersize=4,
-      markerfacecolor='none',
-    )
-  style = {'markersize': 7, 'color': drawing.INK, 'markerfacecolor': 'none'}
+  sizes = {1, *points, *itertools.chain(*curves.values())}
+  drawing.ideal(axis, sizes)
+  hollow = {'markerfacecolor': 'none'}
+  for name, look in drawing.looks(curves).items():
+    curve = curves[name]
+    axis.plot(list(curve), list(curve.values()), label=name, markersize=4, **look, **hollow)
+  style = {'markersize': 7, 'color': drawing.INK, **hollow}
   axis.plot(list(points), list(points.values()), 'D', label='published', **style)
   axis.set(title=panel.title, xlabel=panel.label, ylim=(0, None))
-  axis.set_xticks(plots.apart(sizes))
+  drawing.label_sizes(axis, sizes)
   axis.legend(fontsize=7)
