@@ -118,23 +118,24 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
   return dict(zip(dict.fromkeys(names), itertools.cycle(every)))
 
 
-def ideal(axes: 'Axes', sizes: Iterable[float], rate: float = 1.0) -> None:
+def ideal(axes: 'Axes', sizes: Iterable[float], rate: float = 1.0, label: str = 'ideal') -> None:
   """Draws the line of what as many devices as `sizes` reach if none waits.
 
   Args:
     axes: panel of rates or speed-ups by size.
     sizes: sizes of its points.
     rate: rate of one device.
+    label: name in the legend.
   """
   ends = np.array(sorted(sizes))[[0, -1]]
-  axes.plot(ends, rate * ends, '--', color=GREY, label='ideal', linewidth=1.2)
+  axes.plot(ends, rate * ends, '--', color=GREY, label=label, linewidth=1.2)
 
 
 def label_sizes(axes: 'Axes', sizes: Iterable[float]) -> None:
   """Labels the sizes on the horizontal axis whose labels do not meet, from the largest down."""
-  *others, largest = sorted(set(sizes))
-  ticks, room = [largest], 0.1 * (largest - min(others, default=largest))
-  for size in reversed(others):
+  *rest, largest = sorted(set(sizes))
+  ticks, room = [largest], 0.1 * (largest - min(rest, default=largest))
+  for size in reversed(rest):
     if ticks[-1] - size >= room:
       ticks.append(size)
   axes.set_xticks(ticks)

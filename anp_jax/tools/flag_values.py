@@ -1,5 +1,7 @@
-"""Values of the flags of tools: lists of numbers, and TOML files."""
+"""Values of the flags of tools: lists of numbers, TOML files, and flags that go together."""
 
+import argparse
+from collections.abc import Iterable
 import re
 import tomllib
 from typing import Any
@@ -43,6 +45,30 @@ def numbers(flag: str, text: str, least: int = 1) -> tuple[int, ...]:
       '1,2,4,...,512'
     )
   return tuple(terms)
+
+
+def check_pairs(
+  parser: argparse.ArgumentParser,
+  flags: argparse.Namespace,
+  pairs: Iterable[tuple[str, str, str, str]],
+) -> None:
+  """Refuses flags that do nothing without another, and flags that exclude each other.
+
+  Args:
+    parser: the parser of the flags, which knows their defaults.
+    flags: its flags.
+    pairs: (flag, 'with' or 'without', the other flag, reason) of each pair.
+
+  Raises:
+    ConfigError: naming the flag and the other.
+  """
+  typed = {name for name, value in vars(flags).items() if value != parser.get_default(name)}
+  for name, word, other, reason in pairs:
+    if name in typed and (other in typed) == (word == 'without'):
+      value = getattr(flags, name)
+      value = value[0] if isinstance(value, list) else value
+      text = '' if value in ('', True) else f'={value}'
+      raise config_lib.ConfigError(f'--{name}{text}: expected {word} --{other}: {reason}')
 
 
 def tables(flag: str, path: str) -> dict[str, Any]:

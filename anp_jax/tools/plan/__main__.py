@@ -40,7 +40,24 @@ from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, command_line, exits
 from anp_jax.reporting import report_kit
 from anp_jax.system import xla_flags
+from anp_jax.tools import flag_values
 from anp_jax.tools.plan import plan_tables, sizes
+
+# A flag, whether it needs or excludes another one, and why.
+_OWN_STEPS = "this package's own steps are measured"
+_FAILURES = 'it says what follows a failure'
+_PAIRS = (
+  ('device', 'without', 'measure', 'more of the device at hand are planned'),
+  ('data_sheet', 'without', 'measure', _OWN_STEPS),
+  ('software', 'without', 'measure', _OWN_STEPS),
+  ('measure_batches', 'with', 'measure', 'nothing else is measured'),
+  ('repair', 'with', 'mtbf', _FAILURES),
+  ('restart_seconds', 'with', 'mtbf', _FAILURES),
+  ('elastic_seconds', 'with', 'mtbf', _FAILURES),
+  ('mtbf', 'without', 'target_hours', 'a ranking has no failures'),
+)
+# What a flag that plans nothing takes.
+_ALONE = {'check': (), 'list': ('entries',)}
 
 
 @exits.with_status()
@@ -48,10 +65,10 @@ def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
   overrides, rest = command_line.split_overrides(arguments)
   flags = _flags(rest)
+  if overrides and (flags.check or flags.list):
+    raise config_lib.ConfigError(f'--config.{next(iter(overrides))}: not for --check or --list')
   known_tables = plan_tables.load(flags.entries)
   if flags.check:
-    if flags.entries:
-      raise config_lib.ConfigError('--entries with --check: expected none; rates are published')
     return _check()
   if flags.list:
     return _list(known_tables)
@@ -68,7 +85,7 @@ def _flags(arguments):
   parser = argument_parser.Parser(prog='python -m anp_jax.tools.plan', description=__doc__)
   add = parser.add_argument
   add('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
-  add('--device', help='of the table, such as h200; see --list')
+  add('--device', default='', help='of the table, such as h200; see --list')
   add('--nodes', default='', help='such as 1,2,4 or 1,2,4,...,512')
   add('--devices_per_node', type=int, help="default: 8; --measure: this host's")
   add('--link', default='', metavar='NAMExPORTS', help='ports of a node')
@@ -99,7 +116,15 @@ def _flags(arguments):
   add('--list', action='store_true', help='table of devices and links')
   entries = 'TOML file with devices and links of yours; see anp_jax/tools/plan/*.toml'
   add('--entries', default='', metavar='FILE', help=entries)
-  return parser.parse(arguments)
+  flags = parser.parse(arguments)
+  alone = [
+    (name, 'without', mode, 'nothing is planned')
+    for mode, partners in _ALONE.items()
+    for name in vars(flags)
+    if name not in (mode, *partners)
+  ]
+  flag_values.check_pairs(parser, flags, (*_PAIRS, *alone))
+  return flags
 
 
 def _check() -> int:

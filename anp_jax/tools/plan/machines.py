@@ -131,7 +131,7 @@ def from_flags(
   Raises:
     ConfigError: for a device or link that is missing or unknown.
   """
-  names = [n.strip() for n in (flags.device or '').split(',') if n.strip()]
+  names = [n.strip() for n in flags.device.split(',') if n.strip()]
   if not names and not flags.measure:
     raise config_lib.ConfigError(
       f'--device is missing: one of {", ".join(known_tables.devices)}; or --measure'
@@ -207,19 +207,25 @@ def is_published(workload: work.Workload) -> bool:
   return workload.name == 'resnet50' and workload.image_flops > 2e10
 
 
-def published_rates(machine: Machine, workload: work.Workload) -> list[tuple[str, int, float]]:
-  """Returns (system, devices, images/s) of published rates of the device and network.
+def published_rates(
+  machines: Sequence[Machine], workload: work.Workload, software: str
+) -> list[tuple[str, int, float]]:
+  """Returns (system, devices, images/s) of published rates of the devices and the network.
 
-  Their dtype has the width and the peak of the workload's. A machine that was timed has none.
+  Args:
+    machines: machines of the plan.
+    workload: workload of the plan; the dtype of a rate has its width and its peak.
+    software: what trained, one of `published_rates.SOFTWARE`.
   """
-  if not is_published(workload) or machine.measurement:
+  if not is_published(workload):
     return []
 
-  def speed(dtype):
-    return device_step.width(dtype), machine.device.peak(dtype)
+  def speed(device, dtype):
+    return device_step.width(dtype), device.peak(dtype)
 
   return [
     (r.system, r.cluster.size, r.rate)
-    for r in machine.published
-    if speed(r.dtype) == speed(workload.dtype)
+    for m in machines
+    for r in m.published
+    if r.software == software and speed(m.device, r.dtype) == speed(m.device, workload.dtype)
   ]

@@ -88,8 +88,8 @@ def run(
     f'{cost.image_flops / 1e9:.3g} GFLOP an image, {cost.parameters:,} '
     f'parameters, {cost.examples:,} images an epoch'
   )
-  host_cores = machines[0].device.host_cores * flags.devices_per_node
-  print(f'input: {input_speed}; {host_cores:g} cores a node\n')
+  host_cores = ', '.join(f'{m.device.host_cores * flags.devices_per_node:g}' for m in machines)
+  print(f'input: {input_speed}; {host_cores} cores a node\n')
   result = {
     'devices': [m.device.name for m in machines],
     'link': flags.link,
@@ -99,7 +99,7 @@ def run(
     result['measured'] = machines[0].measurement.to_json()
   status = _show(flags, plans, result)
   if flags.out:
-    _draw(flags.out, title, plans, machines_lib.published_rates(machines[0], cost))
+    _draw(flags.out, title, plans, machines_lib.published_rates(machines, cost, flags.software))
   print(json.dumps(result))
   return status
 
@@ -138,19 +138,6 @@ def _complete(flags):
   """Fills in the sizes that no flag names."""
   flags.typed_nodes, flags.typed_link = flags.nodes, flags.link
   if flags.measure:
-    if flags.device:
-      raise config_lib.ConfigError(
-        f'--device={flags.device!r} with --measure: expected one of them; '
-        '--measure plans more of the device at hand'
-      )
-    for flag, is_typed in (
-      ('--data_sheet', flags.data_sheet),
-      (f'--software={flags.software}', flags.software != published_rates.OWN_SOFTWARE),
-    ):
-      if is_typed:
-        raise config_lib.ConfigError(
-          f"{flag} with --measure: expected one of them; this package's own steps are measured"
-        )
     flags.nodes = flags.nodes or _MEASURED_NODES
     flags.link = flags.link or _MEASURED_LINK
     if flags.devices_per_node is None:
@@ -213,10 +200,6 @@ def _complete_target(flags):
         f'--{name} is missing, or 0: a target has hours and a budget of '
         'devices, such as --target_hours=2 --budget_devices=256'
       )
-  if flags.mtbf:
-    raise config_lib.ConfigError(
-      f'--mtbf={flags.mtbf:g} with --target_hours: expected one of them; a ranking has no failures'
-    )
   if flags.budget_devices < flags.devices_per_node:
     raise config_lib.ConfigError(
       f'--budget_devices={flags.budget_devices}: fewer than a node has '

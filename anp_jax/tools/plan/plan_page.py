@@ -19,7 +19,7 @@ _COLUMNS: dict[str, Callable[[points_lib.Point], str]] = {
   '90 % interval (rates)': lambda p: p.interval.text(p.rate) if p.interval else '-',
   'step': lambda p: f'{1e3 * sum(p.seconds.values()):,.4g} ms',
   'compute': lambda p: f'{1e3 * p.seconds["compute"]:,.3g}',
-  'sent': lambda p: f'{1e3 * p.seconds["communication"]:,.3g}',
+  'sent, late': lambda p: f'{1e3 * p.seconds["communication"]:,.3g}',
   'input': lambda p: f'{1e3 * p.seconds["input"]:,.3g}',
   'fixed': lambda p: f'{1e3 * p.seconds["fixed"]:,.3g}',
   'efficiency': lambda p: f'{100 * p.efficiency:.0f} %',
@@ -140,9 +140,12 @@ def _draw_rates(axis, plans, published):
     low, high = ([r * e[i] for r, e in zip(y, ends)] for i in (0, 1))
     axis.fill_between(x, low, high, color=look['color'], alpha=0.18, linewidth=0)
   has_interval = any(p.interval for ps in plans.values() for p in ps)
-  first = next(p for ps in plans.values() for p in ps if p.runs)
-  single = first.rate / first.cluster.size / first.efficiency
-  drawing.ideal(axis, sizes, single)
+  firsts = {}  # of each device, whose name stands before that of a strategy
+  for name, points in plans.items():
+    firsts.setdefault(name.rpartition(' ')[0], next(p for p in points if p.runs))
+  for device, first in firsts.items():
+    single = first.rate / first.cluster.size / first.efficiency
+    drawing.ideal(axis, sizes, single, f'{device} ideal'.lstrip())
   rates = [(n, r) for _, n, r in published if min(sizes) <= n <= max(sizes)]
   if rates:
     axis.plot(

@@ -22,7 +22,7 @@ _EMBEDDED = 0.14e-3
 _NO_DECODING = ('synthetic', 'digits', 'arrays')
 LOSSES = {
   'fixed': 'small batches: the fixed cost of a step',
-  'communication': 'communication',
+  'communication': 'communication or waiting for the slowest device',
   'input': 'input: the host decodes too few images',
   'compute': 'computing: what is not divided',
 }
@@ -37,7 +37,8 @@ class Point:
     cluster: nodes and links.
     images: images per step and device.
     rate: images/s.
-    seconds: parts of a step's seconds: compute, communication, input, fixed.
+    seconds: parts of a step's seconds: compute, communication with waiting for the slowest
+      device, input, fixed.
     efficiency: rate over that of as many devices that never wait, with the images per device of
       the smallest size.
     memory: memory of a device.

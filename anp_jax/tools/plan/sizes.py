@@ -34,6 +34,11 @@ def images_per_device(
   least = unit(config) * micro
   batch = config.batch_size
   if per_device or not batch:
+    if scaling == 'strong':
+      raise config_lib.ConfigError(
+        '--scaling=strong: expected a config.batch_size, which stays on any number of devices, '
+        'and no --images_per_device'
+      )
     images = per_device or config.batch_size_per_device
     if images % least:
       raise config_lib.ConfigError(

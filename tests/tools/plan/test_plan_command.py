@@ -108,11 +108,18 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
     (['--link='], '--link=NAMExPORTS is missing'),
     (['--config=configs/lenett.py'], "no file 'configs/lenett.py'"),
     (['--config.duraton=3'], "unknown key config.duraton; did you mean 'dur"),
-    (['--measure'], "--device='a100-80' with --measure: expected one of"),
-    (['--measure', '--device=', '--data_sheet'], '--data_sheet with --measure: expected one of'),
-    (['--measure', '--device=', '--software=tuned'], '--software=tuned with --measure: expected'),
+    (['--measure'], '--device=a100-80: expected without --measure: more of the device at hand'),
+    (['--measure', '--device=', '--data_sheet'], '--data_sheet: expected without --measure: '),
+    (['--measure', '--device=', '--software=tuned'], '--software=tuned: expected without --meas'),
+    (['--measure_batches=32,128'], '--measure_batches=32,128: expected with --measure: '),
+    (['--repair=0'], '--repair=0.0: expected with --mtbf: it says what follows a failure'),
+    (['--restart_seconds=9'], '--restart_seconds=9.0: expected with --mtbf: '),
+    (['--elastic_seconds=9'], '--elastic_seconds=9.0: expected with --mtbf: '),
+    (['--check'], '--config=configs/lenet.py: expected without --check: nothing is planned'),
     (['--node=2'], "unknown argument '--node=2'; did you mean '--nodes'?"),
     (['--scaling=strong', '--nodes=3'], 'config.batch_size=64 does not divide by 6'),
+    (['--scaling=strong', '--images_per_device=64'], 'and no --images_per_device'),
+    (['--scaling=strong', '--config.batch_size=0'], '--scaling=strong: expected a config.batch_si'),
     (['--images_per_device=100000000'], 'at most'),
     (['--target_hours=2'], '--budget_devices is missing'),
     (['--budget_devices=1', '--target_hours=1'], 'fewer than a node has'),
@@ -130,13 +137,26 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
     ),
     (['--entries=none.toml'], "--entries='none.toml'"),
     (['--entries=tests/README.md'], "--entries='tests/README.md'"),
-    (['--entries=anp_jax/tools/plan/links.toml', '--check'], '--entries with --check'),
     (['--out=none/plan.png'], "--out='none/plan.png': none is no folder"),
   ),
 )
 def test_bad_input_is_one_line(capsys, priors_only, arguments, words):
   grid = ['--nodes=1,2', '--devices_per_node=2']
   assert command.main([f'--config={_LENET}', *_DEVICE, *_DATA, *grid, *arguments]) == 2
+  assert words in builders.error_line(capsys)
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  (
+    (['--check', '--entries=x.toml'], '--entries=x.toml: expected without --check: nothing is '),
+    (['--check', '--list'], '--list: expected without --check: '),
+    (['--list', '--nodes=2'], '--nodes=2: expected without --list: nothing is planned'),
+    (['--list', '--config.seed=2'], '--config.seed: not for --check or --list'),
+  ),
+)
+def test_what_plans_nothing_takes_no_flags_of_plans(capsys, arguments, words):
+  assert command.main(arguments) == 2
   assert words in builders.error_line(capsys)
 
 
@@ -171,6 +191,8 @@ def test_target_ranks_by_device_hours(capsys, priors_only):
   assert all(p['run_seconds'] <= 2 * 3600 for p in ranking)
   assert {p['nodes'] for p in result['points']} == {1, 2, 4, 8}
   assert any('cheapest within 2 h and 32 devices' in line for line in lines)
+  cores = [f'{4 * plan_tables.load().device(name).host_cores:g}' for name in ('v100', 'h100')]
+  assert cores[0] != cores[1] and any(f'; {", ".join(cores)} cores' in line for line in lines)
   assert command.main([*flags, '--target_hours=0.0001']) == 1
   assert 'no way reaches 0.0001 h' in capsys.readouterr().out
   _, result = _plan(capsys, *flags, '--target_hours=2', '--nodes=1,3', '--scaling=weak')
@@ -193,33 +215,48 @@ def test_each_of_many_curves_has_its_own_style(tmp_path, monkeypatch):
     points_lib.Point('sync', collectives.Cluster(n, 1, None, None), rate=n, efficiency=1.0)
     for n in (1, 2)
   ]
-  plans = {f'way {i}': points for i in range(9)}
+  plans = {f'way{i}': points for i in range(9)}
   plan_page.draw(str(tmp_path / 'plan.png'), 'many', plans)
   curves = [x for x in axes[0].lines if x.get_label().startswith('way')]
   styles = {(x.get_color(), x.get_linestyle()) for x in curves}
   assert len(curves) == len(styles) == 9
 
 
-def test_published_rates_are_those_of_a_like_dtype():
+def test_each_device_has_its_ideal(tmp_path, monkeypatch):
+  axes = []
+  monkeypatch.setattr(plan_page, '_ticks', lambda axis, sizes: axes.append(axis))
+  cluster = collectives.Cluster(4, 2, None, None)
+  points = [points_lib.Point('sync', cluster, rate=r, efficiency=0.5) for r in (8.0, 80.0)]
+  plans = {'a sync': points[:1], 'a fsdp': points[:1], 'b sync': points[1:]}
+  plan_page.draw(str(tmp_path / 'plan.png'), 'two', plans)
+  # Half of what 8 devices reach that never wait.
+  ideals = {x.get_label(): x.get_ydata()[-1] for x in axes[0].lines if 'ideal' in x.get_label()}
+  assert ideals == {'a ideal': 16.0, 'b ideal': 160.0}
+
+
+def test_published_rates_are_those_of_like_software_and_dtype():
   known_tables = plan_tables.load()
   rows = published_rates.read()
   step = published_rates.resnet50('bfloat16')
 
-  def names(device, dtype):
-    chosen = known_tables.device(device)
-    machine = machines.Machine(
-      chosen, (), None, 0.0, [r for r in rows if r.device.name == device], 'few'
-    )
-    return {
-      name for name, *_ in machines.published_rates(machine, dataclasses.replace(step, dtype=dtype))
-    }
+  def names(devices, dtype, software='tuned'):
+    chosen = [
+      machines.Machine(
+        known_tables.device(device), (), None, 0.0, [r for r in rows if r.device.name == device], ''
+      )
+      for device in devices
+    ]
+    cost = dataclasses.replace(step, dtype=dtype)
+    return {name for name, *_ in machines.published_rates(chosen, cost, software)}
 
   # Published in float16, and measured in bfloat16.
-  assert names('h100', 'bfloat16') == {'H100 SXM DGX', 'H100 anp_jax'}
-  assert names('h100', 'float32') == set()
+  assert names(['h100'], 'bfloat16') == {'H100 SXM DGX'}
+  assert names(['h100'], 'bfloat16', 'anp_jax') == {'H100 anp_jax'}
+  assert names(['h100'], 'float32') == set()
   # Volta has no bfloat16 units; its rates are those of float16.
-  assert names('v100', 'bfloat16') == set()
-  assert names('v100', 'float16') == {'V100 DGX-1 MXNet'}
+  assert names(['v100'], 'bfloat16') == set()
+  assert names(['v100'], 'float16') == {'V100 DGX-1 MXNet'}
+  assert names(['v100', 'h100'], 'float16') == {'V100 DGX-1 MXNet', 'H100 SXM DGX'}
 
 
 def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):

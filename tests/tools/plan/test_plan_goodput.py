@@ -145,7 +145,7 @@ def test_flags_of_what_follows_a_loss(capsys, priors_only):
     ),
     (
       ['--target_hours=2', '--budget_devices=16'],
-      '--mtbf=100 with --target_hours: expected one of them',
+      '--mtbf=100.0: expected without --target_hours: ',
     ),
   ],
 )

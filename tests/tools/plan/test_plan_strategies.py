@@ -124,7 +124,7 @@ def test_what_stops_paying_is_named(cost):
   result = points.plan('sync', settings, points.Request(per_device=32))
   last, reason = points.last_that_pays(result)
   # 32 images take a millisecond, their gradients a tenth of a second.
-  assert last.cluster.nodes == 1 and reason == 'communication'
+  assert last.cluster.nodes == 1 and reason == 'communication or waiting for the slowest device'
 
 
 def test_weak_scaling_keeps_the_images_of_the_smallest_size(cost):

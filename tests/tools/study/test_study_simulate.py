@@ -160,7 +160,7 @@ def test_the_table_has_times_staleness_and_scores(tmp_path):
 def test_accuracy_is_drawn_against_simulated_time_and_workers(tmp_path):
   outcome = _outcome(tmp_path)
   points = study_results.points(outcome.cells, outcome.runs, {})
-  points = [dataclasses.replace(p, devices=2) for p in points]  # each of which computes for many
+  points = [dataclasses.replace(p, devices=2) for p in points]  # of the one process
   _, time, workers = plots.accuracy(points, None).axes
   assert time.get_xlabel() == 'simulated seconds'
   curve = next(x for x in time.lines if x.get_label() == 'parameter_server, 16 workers')
