@@ -19,11 +19,11 @@ def rows(points: list[study_results.Point], target: float | None) -> list[tuple[
   """
 
   def score(name) -> study_table.Column:
-    return _LABELS[name], lambda p: percent(p.summarize(lambda r: r.scores.get(name)))
+    return _LABELS[name], lambda p: study_table.score(p.summarize(lambda r: r.scores.get(name)))
 
   columns: list[study_table.Column] = [
     ('learning rate', lambda p: study_table.number(p.learning_rate)),
-    ('top-1', lambda p: percent(p.accuracy)),
+    ('top-1', lambda p: study_table.score(p.accuracy)),
     ('points over sync', lambda p: difference(over_sync(p, points))),
     *map(score, _LABELS),
     ('staleness', lambda p: study_table.text(p.summarize(lambda r: r.mean_staleness), '.2f')),
@@ -35,16 +35,6 @@ def rows(points: list[study_results.Point], target: float | None) -> list[tuple[
       columns.append((title, lambda p: study_table.reached(p, target)))
     columns.append(('simulated time', lambda p: study_table.duration(p.summarize(lambda r: r.end))))
   return study_table.rows(points, [*columns, ('seeds', study_table.seeds)])
-
-
-def percent(summary: summaries.Summary | None, form: str = '.1f') -> str:
-  """Returns 'mean ± half of the 95 % interval %'; '-' for no number."""
-  if summary is None:
-    return '-'
-  text = f'{100 * summary.mean:{form}}'
-  if summary.interval is not None:
-    text += f' ± {100 * summary.interval:.1f}'
-  return f'{text} %'
 
 
 def over_sync(
@@ -85,14 +75,10 @@ def over_sync(
 
 def difference(summary: summaries.Summary | None) -> str:
   """Returns points with the 95 % interval, and whether it contains no difference."""
-  if summary is None:
-    return '-'
-  text = f'{100 * summary.mean:+.1f}'
-  if summary.interval is None:
+  text = study_table.score(summary, '+.1f', '')
+  if summary is None or summary.interval is None:
     return text
-  text += f' ± {100 * summary.interval:.1f}'
-  same = abs(summary.mean) <= summary.interval
-  return text + ', not distinguishable' * same
+  return text + ', not distinguishable' * (abs(summary.mean) <= summary.interval)
 
 
 def _keys(point):

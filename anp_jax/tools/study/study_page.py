@@ -59,7 +59,7 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
   Returns:
     The table and its notes, as text for the terminal.
   """
-  runs, left_out = outcome.runs, outcome.left_out
+  runs, left_out, emulated = outcome.runs, outcome.left_out, bool(outcome.emulation)
   points = study_results.points(
     [c for c in outcome.cells if c not in left_out], runs, outcome.failures
   )
@@ -83,9 +83,9 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
     ],
   )
   study_table.write_cells(
-    os.path.join(folder, 'cells.csv'), outcome.cells, runs, outcome.failures, target
+    os.path.join(folder, 'cells.csv'), outcome.cells, runs, outcome.failures, target, emulated
   )
-  study_table.write_curves(os.path.join(folder, 'curves.csv'), runs)
+  study_table.write_curves(os.path.join(folder, 'curves.csv'), runs, emulated)
   return report_kit.plain([*tables, '\n'.join(notes)])
 
 

@@ -9,6 +9,7 @@ from anp_jax.tools.study import grid, study_results, study_runner
 
 _CROWDED = '*'
 _HOUR = 3600  # seconds
+_LEARNT = 'accuracy', 'best_accuracy', *study_results.SCORES
 # A column: its head, and the text of a point; '-' for none.
 Column = tuple[str, Callable[[study_results.Point], str]]
 
@@ -160,6 +161,7 @@ def write_cells(
   runs: dict[grid.Cell, study_results.Run],
   failures: dict[grid.Cell, str],
   target: float | None,
+  emulated: bool = False,
 ) -> None:
   """Writes a CSV file with one row per cell; a field without a number is empty.
 
@@ -169,6 +171,7 @@ def write_cells(
     runs: numbers of the finished cells.
     failures: reasons of the others; a `study_runner.Refusal` of a refused config.
     target: accuracy from 0 to 1 to which the time is written; None: none is.
+    emulated: whether computing is emulated, so that scores are left out.
   """
   records = []
   for c in cells:
@@ -187,11 +190,13 @@ def write_cells(
         'max_staleness': r.max_staleness,
         **r.scores,
       }
-  _write(path, records)
+  _write(path, records, emulated)
 
 
-def write_curves(path: str, runs: dict[grid.Cell, study_results.Run]) -> None:
-  """Writes a CSV file with one row per evaluation."""
+def write_curves(
+  path: str, runs: dict[grid.Cell, study_results.Run], emulated: bool = False
+) -> None:
+  """Writes a CSV file with one row per evaluation, without scores where nothing is learnt."""
   names = ('step', 'samples', 'seconds', 'accuracy')
   _write(
     path,
@@ -200,13 +205,16 @@ def write_curves(path: str, runs: dict[grid.Cell, study_results.Run]) -> None:
       for c, r in runs.items()
       for values in zip(r.steps, r.samples, r.seconds, r.accuracy)
     ],
+    emulated,
   )
 
 
-def _write(path, records):
+def _write(path, records, emulated):
   """Writes a CSV file with all columns that any record has, in their order."""
+  left_out = _LEARNT if emulated else ()
+  names = dict.fromkeys(key for r in records for key in r if key not in left_out)
   with open(path, 'w', newline='') as f:
-    writer = csv.DictWriter(f, list(dict.fromkeys(key for r in records for key in r)))
+    writer = csv.DictWriter(f, list(names), extrasaction='ignore')
     writer.writeheader()
     writer.writerows(records)
 
@@ -227,11 +235,20 @@ def _place(cell) -> dict:
 
 def text(summary: summaries.Summary | None, form: str, unit: str = '', scale: float = 1) -> str:
   """Returns 'mean ± deviation' with its unit; '-' for no number."""
+  return _text(summary, form, unit, scale, summary and summary.deviation)
+
+
+def score(summary: summaries.Summary | None, form: str = '.1f', unit: str = ' %') -> str:
+  """Returns 'mean ± half of the 95 % interval' in percent; '-' for no number."""
+  return _text(summary, form, unit, 100, summary and summary.interval)
+
+
+def _text(summary, form, unit, scale, spread):
   if summary is None:
     return '-'
   words = f'{scale * summary.mean:{form}}'
   if summary.count > 1:
-    words += f' ± {scale * summary.deviation:{form}}'
+    words += f' ± {scale * spread:{form.removeprefix("+")}}'
   return words + unit
 
 

@@ -54,7 +54,9 @@ def test_emulated_processes_share_the_cores_with_a_thread_each():
 @pytest.mark.slow
 def test_the_page_says_emulated_and_no_accuracy(tmp_path):
   cells = grid.expand(named_strategies.parse('sync'), (1, 16), (1,), (0,))
-  runs = {cell: study_runs.run(0.5, rate=100.0 * cell.nodes) for cell in cells}
+  runs = {
+    cell: study_runs.run(0.5, rate=100.0 * cell.nodes, scores={'anp_top5': 0.9}) for cell in cells
+  }
   failures = {grid.Cell('sync', 4, 1, 0): 'ValueError: <b> at `x*'}
   outcome = study_page.Outcome([*cells, *failures], runs, failures, 2, 'a pass is a sleep of 0.1 s')
   text = study_page.write(str(tmp_path), 'Strategies, emulated', '', outcome, None)
@@ -64,6 +66,9 @@ def test_the_page_says_emulated_and_no_accuracy(tmp_path):
   assert 'Emulated: a pass is a sleep of 0.1 s. Processes, ' in text
   assert 'on 2 cores in all' in text
   assert not (tmp_path / 'accuracy.png').exists()
+  for name in ('cells.csv', 'curves.csv'):
+    columns = builders.rows(tmp_path / name)[0]
+    assert 'seconds' in columns and not {'accuracy', 'best_accuracy', 'anp_top5'} & columns.keys()
   page = (tmp_path / 'study.md').read_text()
   assert page.startswith('# Strategies, emulated\n')
   assert '- failed: sync-4x1-seed0: ValueError: \\<b\\> at \\`x\\*\n' in page
