@@ -44,6 +44,7 @@ from anp_jax.tools.study import (
   local,
   named_strategies,
   scaling,
+  settings,
   simulate,
   slurm,
   study_progress as progress_lib,
@@ -55,6 +56,16 @@ from anp_jax.tools.study.papers import papers_command as papers
 
 _NODES = '1,2'
 _STRATEGIES = 'sync,invariant,local_sgd,parameter_server'  # those that divide the batch
+
+# A flag, whether it needs or excludes another one, and why.
+_PAIRS = (
+  ('workers', 'with', 'simulate', 'otherwise nodes are processes, --nodes'),
+  ('nodes', 'without', 'simulate', 'a run is one process, which computes for --workers'),
+  ('emulate', 'without', 'simulate', 'times are those of strategy.simulate'),
+  ('target_accuracy', 'without', 'emulate', 'nothing is learnt'),
+  ('tune', 'without', 'emulate', 'nothing is learnt'),
+  ('tune_budget', 'with', 'tune', 'nothing else is tuned'),
+)
 
 
 @exits.with_status('interrupted; run the same command to resume')
@@ -111,7 +122,9 @@ def _flags(arguments):
   scalings = "strong: batch_size is that of all nodes; weak: each node's"
   parser.add_argument('--scaling', default='strong', metavar='KIND,...', help=scalings)
   slurm.add_flag(parser)
-  return parser.parse(arguments)
+  flags = parser.parse(arguments)
+  flag_values.check_pairs(parser, flags, _PAIRS)
+  return flags
 
 
 def _study(flags, overrides):
@@ -127,7 +140,7 @@ def _study(flags, overrides):
   )
   overrides = emulate.overrides(flags.emulate, overrides)
   names = tuple(dict.fromkeys(strategy.name for strategy in strategies))
-  overrides = simulate.overrides(flags.simulate, overrides, names)
+  overrides = settings.overrides('--simulate', flags.simulate, simulate.GROUP, overrides, names)
   flag, nodes = '--nodes', flags.nodes or _NODES
   of_flags = grid.AXES | emulate.reserved(emulated)
   if simulated:
@@ -193,7 +206,7 @@ def _models(
 
 
 def _check_flags(flags, overrides):
-  """Refuses flags that are missing, or do not go together."""
+  """Refuses flags that are missing, and values that no study takes."""
   for flag in ('config', 'workdir'):
     if not getattr(flags, flag):
       raise config_lib.ConfigError(f'--{flag} is missing')
@@ -208,13 +221,10 @@ def _check_flags(flags, overrides):
     raise config_lib.ConfigError(
       f'--target_accuracy={target}: expected a number above 0, at most 1'
     )
-  if target is not None and flags.emulate is not None:
-    raise config_lib.ConfigError(f'--target_accuracy={target}: nothing is learnt with --emulate')
   try:
     shlex.split(flags.slurm or '')
   except ValueError as e:
     raise config_lib.ConfigError(f'--slurm={flags.slurm!r}: expected options of sbatch: {e}') from e
-  simulate.check(flags)
 
 
 def _check_keys(study, cells, varied):

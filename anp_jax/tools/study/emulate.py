@@ -9,7 +9,6 @@ from anp_jax.config import emulation_keys
 from anp_jax.tools.study import grid, settings, study_runner
 
 _GROUP = 'emulate.'
-_KEYS = tuple(k for k in emulation_keys.KEYS if k != 'enabled')
 # Nothing is learnt, so evaluations and saves would only take cores; and many
 # processes that start on a few cores need time.
 _DEFAULTS = {
@@ -39,8 +38,8 @@ def overrides(text: str | None, typed: dict[str, str]) -> dict[str, str]:
   """
   if text is None:
     return typed
-  keys = settings.parse('--emulate', text, _GROUP, _KEYS, typed)
-  return _DEFAULTS | typed | {f'{_GROUP}enabled': 'True'} | keys
+  keys = settings.overrides('--emulate', text, _GROUP, typed)
+  return _DEFAULTS | keys | {f'{_GROUP}enabled': 'True'}
 
 
 def reserved(emulated: bool) -> dict[str, str]:

@@ -11,7 +11,12 @@ from anp_jax.tools.study import axes, named_strategies
 RATE = 'optimizer.learning_rate'
 WORKERS = 'strategy.simulate.workers'
 # A study's own axes: not to be set for all its cells.
-AXES = {'strategy.name': '--strategies', 'seed': '--seeds', WORKERS: '--workers'}
+AXES = {
+  'strategy.name': '--strategies',
+  'seed': '--seeds',
+  'ensemble.seeds': '--seeds',
+  WORKERS: '--workers',
+}
 _LETTERS = 40  # of a value, in the name of a folder
 
 

@@ -4,56 +4,15 @@ The flag's keys are those of config.strategy.simulate, the times of a worker. A
 run is one process of this machine with any number of workers.
 """
 
-import argparse
 from collections.abc import Iterable
 import dataclasses
 
 from anp_jax import config as config_lib
-from anp_jax.config import resolve
-from anp_jax.tools.study import grid, settings, study_runner
+from anp_jax.tools.study import grid, study_runner
 
-_GROUP = 'strategy.simulate.'
+GROUP = 'strategy.simulate.'
 STRATEGIES = 'sync,local_sgd,parameter_server'  # the default: those that have workers
 NODES = '1,2,4,8'  # the default of --workers
-
-
-def overrides(text: str | None, typed: dict[str, str], strategies: Iterable[str]) -> dict[str, str]:
-  """Returns the config's overrides of a study, with those of its simulation.
-
-  Args:
-    text: text of --simulate, such as 'step_seconds=0.1,spread=0.05'; None: nothing is simulated.
-    typed: texts of --config.KEY=VALUE by dotted key.
-    strategies: strategies of the study.
-
-  Raises:
-    ConfigError: for an unknown key, with the nearest, and for one that is set twice.
-  """
-  if text is None:
-    return typed
-  names = [
-    key.removeprefix(_GROUP)
-    for key in resolve.known_keys(*strategies)
-    if key.startswith(_GROUP) and key != grid.WORKERS
-  ]
-  return typed | settings.parse('--simulate', text, _GROUP, names, typed)
-
-
-def check(flags: argparse.Namespace) -> None:
-  """Raises ConfigError for flags of a study that do not go together."""
-  if flags.simulate is None:
-    if flags.workers is not None:
-      raise config_lib.ConfigError(
-        f'--workers={flags.workers}: expected --simulate with it, or --nodes'
-      )
-    return
-  if flags.nodes is not None:
-    raise config_lib.ConfigError(
-      f'--nodes={flags.nodes}: expected --workers with --simulate: a run is one process'
-    )
-  if flags.emulate is not None:
-    raise config_lib.ConfigError(
-      '--emulate: expected without --simulate: times are those of strategy.simulate'
-    )
 
 
 def cells(study: study_runner.Study, of_workers: Iterable[grid.Cell]) -> list[grid.Cell]:

@@ -79,7 +79,7 @@ def parse(
   """Returns the plan of --tune; None without the flag.
 
   Args:
-    flags: flags of the study: tune, tune_budget, vary, emulate, config.
+    flags: flags of the study: tune, tune_budget, vary, config.
     strategies: strategies of the study.
     overrides: overrides of its config and its varied keys, by dotted key.
     of_flags: other flags that set a key, by dotted key.
@@ -89,11 +89,7 @@ def parse(
     ConfigError: naming the flag, its value and what was expected.
   """
   if not flags.tune:
-    if flags.tune_budget is not None:
-      raise config_lib.ConfigError(f'--tune_budget={flags.tune_budget}: expected {FLAG} with it')
     return None
-  if flags.emulate is not None:
-    raise config_lib.ConfigError(f'--emulate with {FLAG}={flags.tune[0]}: expected one of them')
   if any(text.partition('=')[0].strip() == 'duration' for text in flags.vary):
     raise config_lib.ConfigError(
       f'--vary={flags.vary[0]} with {FLAG}={flags.tune[0]}: expected one '

@@ -14,6 +14,7 @@ from anp_jax.tools.study import (
   named_strategies,
   plots,
   scores,
+  settings,
   simulate,
   study_page,
   study_results,
@@ -23,10 +24,10 @@ from tests import builders, launching, study_runs
 
 
 def _study(folder='folder', **typed):
-  overrides = simulate.overrides(
-    'step_seconds=0.5,slow=3:2',
-    {k.replace('__', '.'): v for k, v in typed.items()},
-    ('sync', 'parameter_server'),
+  typed = {k.replace('__', '.'): v for k, v in typed.items()}
+  text = 'step_seconds=0.5,slow=3:2'
+  overrides = settings.overrides(
+    '--simulate', text, simulate.GROUP, typed, ('sync', 'parameter_server')
   )
   return study_runner.Study(study_runs.LENET, overrides, str(folder), simulated=True)
 
