@@ -74,7 +74,7 @@ def test_recorded_hours_saved_follow_from_what_is_sent():
 
 
 def test_ratio_is_of_what_was_measured_before_what_is_predicted():
-  fact = published.Fact('speed_up', '10', 'p', '', 16, 'x')
+  fact = published.Fact('speed_up', '10', 'p', 16, 'x')
   assert published.Comparison('a', fact, 5.0, 20.0).ratio == 0.5
   assert published.Comparison('a', fact, None, 20.0).ratio == 2
   assert published.Comparison('a', fact, 'text', 20.0).ratio is None

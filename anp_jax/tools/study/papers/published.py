@@ -2,7 +2,7 @@
 
 Each paper's file has the published figures, the commands that predict or
 measure ours, `curves` that say which numbers of a command's result are compared,
-and the rows, tables and panels of the page.
+and the rows, tables and panels of the page. A comment says where a figure is from.
 
 Marks: (p) read in the paper or its abstract, (c) read in the authors' code, (d)
 derived from these, (?) not certain.
@@ -25,7 +25,6 @@ class Fact:
     quantity: its name, such as 'speed_up'.
     value: the figure as published.
     mark: 'p', 'c', 'd' or '?'.
-    statement: where it is from, and what it says.
     size: nodes, threads or devices; 0: any.
     unit: 'x' for a ratio, '%', 'h', ...; '' for none.
   """
@@ -33,7 +32,6 @@ class Fact:
   quantity: str
   value: str
   mark: str
-  statement: str
   size: int = 0
   unit: str = ''
 
@@ -135,16 +133,12 @@ class Table:
     head: texts of its head.
     rows: rows of texts.
     curves: names of the curves that are rows, at `each` size of the first.
-    settings: a recipe's keys by the published quantity.
-    recipe: the recipe.
   """
 
   caption: str
   head: Sequence[str]
   rows: Sequence[Sequence[str]] = ()
   curves: Sequence[str] = ()
-  settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  recipe: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 import dataclasses
 
-from anp_jax.config import command_line
 from anp_jax.reporting import report_kit
 from anp_jax.tools.study.papers import lab as lab_lib, papers_page, published
 
@@ -71,19 +70,7 @@ class Numbers:
       points = self.curve(name)
       sizes = self._paper.curves[table.curves[0]].each
       rows.append((name, *(f'{points[s]:.2f}' if s in points else '-' for s in sizes)))
-    if table.settings:
-      rows += self._settings(table)
     return report_kit.Table(rows, caption=table.caption)
-
-  def _settings(self, table):
-    """The published settings, and those of our recipe."""
-    config = command_line.load(table.recipe, {'data.source': 'synthetic'})
-    for name, key in table.settings.items():
-      value = config
-      for part in key.split('.'):
-        value = value[int(part)] if part.isdigit() else value[part]
-      fact = next(f for (quantity, _), f in self._paper.facts.items() if quantity == name)
-      yield name.replace('_', ' '), str(fact), str(value)
 
   def _value(self, value):
     """A comparison's number or text, and the hardware if it comes from a curve."""
