@@ -107,7 +107,7 @@ def _in_a_process(target, flags, overrides) -> dict:
 
 def _inspected(config, target, folder) -> dict:
   """What `ahead.inspect` returns, or why nothing could be compiled."""
-  targets.prepare(target, config=config)
+  targets.prepare(target, config)
   from anp_jax.tools.portability import ahead  # JAX, once it is told of the target
 
   try:

@@ -108,10 +108,10 @@ def compiled(text: str) -> list[Collective]:
     kind = i.opcode.removesuffix('-start')
     if kind not in KINDS:
       continue
-    caller = program.caller(i)
-    start = caller if caller is not None and caller.opcode == 'async-start' else i
+    callers = list(program.callers(i))
+    start = next((c for c in callers[:1] if c.opcode == 'async-start'), i)
     done = _done(program, start) if start is not i or kind != i.opcode else None
-    conditional = any(c.opcode == 'conditional' for c in _around(program, i))
+    conditional = any(c.opcode == 'conditional' for c in callers)
     operands = [a for o in i.operands for a in program.instructions[o].arrays]
     # The result of a start repeats its operands, among other things.
     collective = _collective(kind, operands, (done or i).arrays, conditional)
@@ -233,12 +233,6 @@ def _done(program, start):
     if user.opcode.endswith('-done'):
       return user
   return None
-
-
-def _around(program, instruction):
-  """Yields the caller of an instruction's computation, its caller, and so on."""
-  while instruction := program.caller(instruction):
-    yield instruction
 
 
 def _computes(instruction):

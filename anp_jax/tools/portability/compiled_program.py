@@ -74,9 +74,11 @@ class Program:
         yield member
         yield from self.inside(member)
 
-  def caller(self, instruction: Instruction) -> Instruction | None:
-    """Returns the first instruction that calls the computation of an instruction."""
-    return self._callers.get(instruction.computation)
+  def callers(self, instruction: Instruction) -> Iterator[Instruction]:
+    """Yields the first caller of an instruction's computation, that one's caller, and so on."""
+    while caller := self._callers.get(instruction.computation):
+      yield caller
+      instruction = caller
 
   def product(self, instruction: Instruction) -> Instruction | None:
     """Returns the first matrix product or convolution in an instruction, if any."""

@@ -97,21 +97,18 @@ def check_plugin(target: Target) -> None:
 
 def prepare(
   target: Target,
+  config: ml_collections.ConfigDict,
   environment: MutableMapping[str, str] = os.environ,
-  config: ml_collections.ConfigDict | None = None,
 ) -> None:
   """Sets XLA's variables as a run on the target would, before JAX is imported.
 
   Args:
     target: target to compile for.
+    config: config of the run.
     environment: variables to set.
-    config: config of the run; None: one without settings of XLA.
   """
   environment['JAX_PLATFORMS'] = target.platform
-  if config is None:
-    xla_flags.enable(environment)
-  else:
-    xla_flags.enable_for(config, environment)
+  xla_flags.enable_for(config, environment)
   # Compiled for the target, but nothing here is asked for such a device.
   environment['JAX_PLATFORMS'] = 'cpu'
   environment['TPU_SKIP_MDS_QUERY'] = '1'

@@ -121,7 +121,9 @@ def _flags(arguments):
   parser.add_argument('--workers', metavar='N,...', help=f'simulated (default: {simulate.NODES})')
   scalings = "strong: batch_size is that of all nodes; weak: each node's"
   parser.add_argument('--scaling', default='strong', metavar='KIND,...', help=scalings)
-  slurm.add_flag(parser)
+  example = '--slurm="--partition=gpu --gpus-per-node={devices}"'
+  jobs = f'options of sbatch, by which the runs become Slurm jobs, such as {example}'
+  parser.add_argument('--slurm', nargs='?', const='', metavar='OPTIONS', help=jobs)
   flags = parser.parse(arguments)
   flag_values.check_pairs(parser, flags, _PAIRS)
   return flags

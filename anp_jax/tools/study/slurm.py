@@ -1,6 +1,5 @@
 """Cells as Slurm jobs, all submitted at once."""
 
-import argparse
 from collections.abc import Callable
 import os
 import pathlib
@@ -15,18 +14,6 @@ JOB = 'study.job'  # its number, while it may be running
 _POLL = 5.0  # seconds
 _TIMEOUT = 60  # seconds, of a command of Slurm's
 _SCRIPT = 'scripts/slurm/train.sbatch'
-
-
-def add_flag(parser: argparse.ArgumentParser) -> None:
-  """Adds --slurm to a study's parser; its default is None."""
-  parser.add_argument(
-    '--slurm',
-    nargs='?',
-    const='',
-    metavar='OPTIONS',
-    help='options of sbatch, by which the runs become Slurm jobs, such as '
-    '--slurm="--partition=gpu --gpus-per-node={devices}"',
-  )
 
 
 def run(

@@ -133,7 +133,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _compare(workdir):
-
   records = log_lib.read(workdir)
   devices = {r['devices'] for r in records if 'order' in r}
   if len(devices) != 1:
@@ -171,18 +170,16 @@ def newest_arrays(workdir: str) -> tuple[int, dict[str, np.ndarray]]:
   """
   import orbax.checkpoint as ocp
 
-  from anp_jax.checkpoint import manager
-
-  folder = os.path.join(os.path.abspath(workdir), manager.NEWEST)
-  steps = [int(n) for n in os.listdir(folder) if n.isdigit()]
+  folder = os.path.join(os.path.abspath(workdir), saved_run.NEWEST)
+  steps = saved_run.saved_steps(folder)
   if not steps:
     raise config_lib.ConfigError(f'{workdir} has no checkpoint to compare with')
   reader = ocp.PyTreeCheckpointer()
-  path = os.path.join(folder, str(max(steps)), 'state')
+  path = os.path.join(folder, str(steps[-1]), 'state')
   tree = reader.metadata(path).item_metadata.tree
   kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
   saved = reader.restore(path, restore_args=kinds)
-  return max(steps), mesh_lib.leaves_by_name(jax.tree.map(np.asarray, saved))
+  return steps[-1], mesh_lib.leaves_by_name(jax.tree.map(np.asarray, saved))
 
 
 if __name__ == '__main__':

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
+from anp_jax.config import command_line
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.tools.portability import __main__ as command, ahead, compiled_collectives, targets
 from tests import builders
@@ -102,10 +103,10 @@ def test_a_missing_plugin_is_named(monkeypatch, capsys):
 
 def test_what_xla_is_told_is_what_a_run_tells_it(monkeypatch):
   monkeypatch.setattr(targets.xla_flags, '_devices_are_open', bool)
-  report = {}
+  config, report = command_line.load('configs/lenet.py', {}), {}
   for text in ('cpu:4', 'gpu:h200:1x4', 'tpu:v5e:2x2'):
     report[text] = {}
-    targets.prepare(targets.parse(text), report[text])
+    targets.prepare(targets.parse(text), config, report[text])
     assert report[text]['JAX_PLATFORMS'] == 'cpu'
   assert 'latency_hiding' in report['gpu:h200:1x4']['XLA_FLAGS']
   assert '--xla_cpu' in report['cpu:4']['XLA_FLAGS']
