@@ -49,7 +49,7 @@ def _program(study, cell):
   except config_lib.ConfigError:  # its own command says so
     return cell
   # As `ensemble` takes them; one that is refused there runs alone.
-  is_moved = config.data.augment in ('none', 'pad')
+  is_moved = config.data.augment in ('none', 'pad', 'strong_pad')
   values = config_lib.flat(config)
   if not is_moved or not simulation_keys.has_one_loop(strategy_lib.find(config), values):
     return cell
