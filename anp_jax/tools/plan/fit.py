@@ -107,10 +107,11 @@ def predict(fit: Fit, row: published_rates.Row, system: str = '') -> float:
     system: system whose factors count; '': the device's alone.
   """
   efficiency = fit.efficiency(row.device, row.dtype, row.software, system)
-  alone = device_step.compute(row.workload, row.device, row.images, efficiency)
+  workload = published_rates.resnet50(row.dtype)
+  alone = device_step.compute(workload, row.device, row.images, efficiency)
   return alone.total + device_step.waiting(
     alone,
-    row.buckets,
+    published_rates.buckets(row.dtype),
     device_step.scaled(row.cluster, efficiency),
     efficiency.overlap,
     collective=row.collective,

@@ -41,7 +41,7 @@ def resnet50(dtype: str) -> work.Workload:
 
 
 @functools.cache
-def _buckets(dtype: str) -> tuple[tuple[float, float], ...]:
+def buckets(dtype: str) -> tuple[tuple[float, float], ...]:
   """The buckets in which a published run is assumed to send its gradients.
 
   Half precision is sent in half precision, as the submissions' code does.
@@ -79,16 +79,6 @@ class Row:
   def seconds(self) -> float:
     """Seconds of a step."""
     return self.images * self.cluster.size / self.rate
-
-  @property
-  def workload(self) -> work.Workload:
-    """What a step costs."""
-    return resnet50(self.dtype)
-
-  @property
-  def buckets(self) -> tuple[tuple[float, float], ...]:
-    """Buckets of gradients, from `device_step.buckets`."""
-    return _buckets(self.dtype)
 
 
 def read() -> list[Row]:
