@@ -47,7 +47,8 @@ def claim(
       another run.
   """
   config, train = opened.config, opened.source
-  evaluation = evaluation or sources.open_source(config, training=False)
+  if evaluation is None:
+    evaluation = sources.open_source(config, training=False)
   agreement.check_classes(evaluation, train)
   agreement.check(processes, training=train, evaluation=evaluation)
   if config.checkpoint.keep_best:

@@ -15,6 +15,7 @@ from anp_jax.system import files
 
 NAME = 'members.json'  # in a workdir
 _ANSWERS_WITHIN = 5.0  # seconds, a host
+_GREETS_WITHIN = 1.0  # seconds, who coordinates
 _COORDINATOR, _ENDED = 'coordinator', 'ended'  # its keys, but for ranks
 
 
@@ -32,7 +33,9 @@ def newcomer(workdir: str | None, env: cluster_env.ClusterEnv) -> cluster_env.Cl
   if not workdir:
     raise config_lib.ConfigError('--join needs --workdir as well')
   addresses = read_addresses(workdir, env.coordinator_address)
-  if env.launcher and not any(map(_is_there, addresses.values())):
+  # A launch of one process joins: it was not one of several that were lost.
+  all_lost = env.count > 1 and not any(map(_is_there, addresses.values()))
+  if env.launcher and (not addresses or all_lost):
     if addresses:  # one of them may be opened again, by a process that comes back before others
       write(workdir, {})
     return env._replace(launcher=cluster_env.JOIN) if env.count > 1 else env
@@ -125,7 +128,9 @@ def read_addresses(workdir: str, meeting: str = '') -> dict[int, tuple[str, int]
 def _is_there(address):
   """Whether a process may live, as nothing refuses its port, which it keeps in a restart."""
   try:
-    socket.create_connection(address, _ANSWERS_WITHIN).close()
+    with socket.create_connection(address, _ANSWERS_WITHIN) as connection:
+      connection.settimeout(_GREETS_WITHIN)
+      connection.recv(1024)  # the challenge: who hangs up before it looks like a stranger
   except OSError as e:
     return not isinstance(e, ConnectionRefusedError)
   return True

@@ -22,7 +22,7 @@ def slowest(
   late = min(backups, count - 1)
   times = [seconds * f for f in factors][:count]
   times += [seconds] * (count - len(times))
-  if count < 2 or not jitter:
+  if count < 2 or not jitter * seconds:
     return sorted(times)[-1 - late]
   from scipy import special  # slow to import, and a run that predicts nothing does without
 

@@ -15,7 +15,7 @@ _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Arrays, since NumPy warns when a scalar product wraps around.
 _SALTS = np.arange(1, _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
-# Streams 1, 2, 4 and 5 of `uniform` are those of data/input and data/show.
+# Streams 1 and 2 of `uniform` are those of data/input and data/show.
 _CLASS_STREAM = 3
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 
@@ -80,3 +81,10 @@ def counts(text: str) -> tuple[int, ...]:
   if not all(number.isdecimal() and int(number) for number in numbers):
     raise argparse.ArgumentTypeError(f'{text!r}: expected numbers of 1 or more, such as 1,2,4')
   return tuple(dict.fromkeys(map(int, numbers)))
+
+
+def free_port() -> int:
+  """Returns a port that a child process may open."""
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    return s.getsockname()[1]

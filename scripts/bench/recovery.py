@@ -36,7 +36,6 @@ import time
 
 import numpy as np
 
-from anp_jax.cluster import listener
 from anp_jax.config import command_line
 from anp_jax.costs import goodput
 from anp_jax.reporting import summaries
@@ -58,7 +57,7 @@ class Run:
     self.workdir = os.path.join(folder, 'run')
     self._log = open(os.path.join(folder, 'log'), 'ab')
     self._flags = (f'--workdir={self.workdir}', *flags)
-    where = f'--coordinator=127.0.0.1:{listener.free_port()}', f'--num_processes={processes}'
+    where = f'--coordinator=127.0.0.1:{_common.free_port()}', f'--num_processes={processes}'
     self._processes = [self._start(*where, f'--process_id={i}') for i in range(processes)]
     self._offset, self._lines = 0, {}
     try:

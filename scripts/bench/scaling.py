@@ -43,7 +43,7 @@ import sys
 import tempfile
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.cluster import listener, secret
+from anp_jax.cluster import secret
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import compile_cache, stopwatch, xla_flags
 from scripts.bench import _common, _contest, _quota
@@ -195,7 +195,7 @@ def _start(flags, count):
   Returns:
     What `_measure` gave the first.
   """
-  coordinator = f'127.0.0.1:{listener.free_port()}'
+  coordinator = f'127.0.0.1:{_common.free_port()}'
   environment = {**os.environ, secret.VARIABLE: secrets.token_hex(32)}
   cores = sorted(os.sched_getaffinity(0))
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as groups:

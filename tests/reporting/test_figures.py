@@ -209,7 +209,7 @@ def _points(strategies, nodes, devices, rate, **more):
   steps = np.arange(1, 4)
   runs = {
     c: study_results.Run(
-      rate * c.workers**0.9, steps, 1e6 * steps, steps / rate, 0.3 * steps, **more
+      rate * (c.nodes * c.devices) ** 0.9, steps, 1e6 * steps, steps / rate, 0.3 * steps, **more
     )
     for c in cells
   }

@@ -227,19 +227,7 @@ _PLAINEST: dict[str, Callable] = {
   'color': lambda image: jnp.tile(_grey(image), 3),
   'sharpness': _smooth,
 }
-# In timm's order.
-OPERATIONS = (
-  *('auto_contrast', 'equalize', 'invert', 'rotate', 'posterize', 'solarize', 'solarize_add'),
-  *('color', 'contrast', 'brightness', 'sharpness'),
-  *('shear_x', 'shear_y', 'translate_x', 'translate_y'),
-)
+_GROUPS = (_TABLES, _ROWS, _PLAINEST)
+OPERATIONS = tuple(name for table in _GROUPS for name in table)
 # (operations + 1, 2): the branch of `apply`, and the place in its table.
-_KINDS = np.array(
-  [
-    (kind, list(table).index(name))
-    for name in OPERATIONS
-    for kind, table in enumerate((_TABLES, _ROWS, _PLAINEST))
-    if name in table
-  ]
-  + [(3, 0)]
-)
+_KINDS = np.array([(kind, i) for kind, t in enumerate(_GROUPS) for i in range(len(t))] + [(3, 0)])

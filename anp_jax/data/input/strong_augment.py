@@ -30,14 +30,16 @@ def augmented(
   if not augment.is_strong(config) or images.dtype != jnp.uint8:
     return images
   d, fill = config.data, augment.mean_colour(config)
-  key = jax.random.split(key, 3)[2]  # the first two are those of mixing and dropout
+  key = jax.random.split(key, 3)[2]  # a step splits it in two, for mixing and dropout
   pairs = jax.vmap(lambda row: jax.random.split(jax.random.fold_in(key, row)))(rows)
   if d.rand_augment_ops:
     images = rand_augment.augmented(
       images, pairs[:, 0], d.rand_augment_ops, d.rand_augment_magnitude, fill
     )
-  boxes = random_erasing.boxes(pairs[:, 1], d.erase, d.image_size)
-  return random_erasing.erased(images, boxes, fill)
+  if d.erase:
+    boxes = random_erasing.boxes(pairs[:, 1], d.erase, d.image_size)
+    images = random_erasing.erased(images, boxes, fill)
+  return images
 
 
 def of_steps(

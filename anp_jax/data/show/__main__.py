@@ -33,6 +33,7 @@ _DRAWING = ('output', 'count', 'step')
 @exits.with_status()
 def main(argv: list[str]) -> int:
   """Returns the process's exit status: 0, 2 (bad input), 130 (Ctrl-C)."""
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # a run may hold the accelerator
   overrides, rest = command_line.split_overrides(argv[1:])
   flags = _parse(rest)
   config = command_line.load(flags.config, overrides)
