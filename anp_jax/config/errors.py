@@ -9,6 +9,9 @@ import unicodedata
 _ALIKE = 0.6
 
 
+_JOINERS = '\u200c\u200d'  # of letters in Persian, and of emoji
+
+
 class ConfigError(ValueError):
   """A config, flag or workdir that a run cannot start with; its text is one line."""
 
@@ -17,7 +20,9 @@ def printable(text: str) -> str:
   """Returns a text on one line, with escapes for what a terminal would obey or would not show."""
   # macOS has a narrow space, which Python does not print, in the names of screenshots.
   return ''.join(
-    c if c.isprintable() or unicodedata.category(c) == 'Zs' else c.encode('unicode_escape').decode()
+    c
+    if c.isprintable() or unicodedata.category(c) == 'Zs' or c in _JOINERS
+    else c.encode('unicode_escape').decode()
     for c in text
   )
 

@@ -65,6 +65,9 @@ def atomic_path(path: str) -> Iterator[str]:
 def unlink_links(*paths: str) -> None:
   """Removes those of the paths that are links: a stranger's run may lead out of its folder."""
   for path in filter(os.path.islink, paths):
+    logging.warning(
+      '%s is no longer a link to %s: a run is written in its folder', path, os.readlink(path)
+    )
     os.unlink(path)
 
 

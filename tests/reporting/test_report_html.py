@@ -307,7 +307,7 @@ _RECORDS = [
   {'kind': 'result', 'step': 20, 'best': {'loss': 1.5}},
 ]
 _FACTS = {'config': 'seed = 0', 'summary': [['network', 'lenet']], 'hardware': [['cores', '2']]}
-_ODD = None, 'x', 0, 1e308, 1e18, 10**400, [1], {'a': 'b'}
+_ODD = None, 'x', 0, 10**400, [1]
 
 
 @pytest.mark.parametrize('value', _ODD, ids=range(len(_ODD)))

@@ -95,7 +95,7 @@ def load(
   problem, matched = '', None
   try:
     if path.startswith(published_weights.TEXT):
-      source = source_lib.of_texts(path, config, abstract, vocabulary.names)
+      source = source_lib.of_texts(path, config, abstract, vocabulary.names, exact)
     else:
       source = source_lib.read(path, config, abstract)
     head = set() if exact else classifier(config, vocabulary)

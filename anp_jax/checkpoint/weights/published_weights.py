@@ -184,7 +184,8 @@ def normalisation(path: str, model: str) -> dict[str, tuple]:
     ConfigError: if there is no such file, or a processor has another form.
   """
   if not is_published(path):
-    saved = files.read_json_object(saved_run.file_above(saved_run.FILE, path))
+    file = saved_run.file_above(saved_run.FILE, path)
+    saved = saved_run.read(os.path.dirname(file)) if file else {}
     return {key: tuple(saved[key]) for key in NORMALISATION if key in saved}
   path = weights_file(path)
   processor = processors.read(os.path.dirname(path), architecture(path), model)

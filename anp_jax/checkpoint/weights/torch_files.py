@@ -50,17 +50,18 @@ def read(path: str) -> dict[str, np.ndarray]:
     except OSError:
       raise
     except Exception as e:  # a damaged pickle can raise any
-      raise ValueError(f'expected a dictionary of tensors by PyTorch: {e or type(e)}') from e
+      text = str(e) if isinstance(e, ValueError) else repr(e)
+      raise ValueError(f'expected a dictionary of tensors by PyTorch: {text}') from e
 
 
-@dataclasses.dataclass  # whose default is not to be hashed, either
+@dataclasses.dataclass(slots=True)  # whose default is not to be hashed, either
 class _Storage:
   """Numbers that tensors are views of, by their key in the file."""
 
   key: str
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _View:
   """A tensor: numbers of a storage from `offset` on; strides count numbers."""
 
@@ -123,6 +124,7 @@ class _Unpickler(pickle._Unpickler):
     code: _unhashable(pickle._Unpickler.dispatch[code])
     for (code,) in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
   }
+  del dispatch[pickle.FROZENSET[0]]  # whose hash recurses, too
 
   def __init__(self, file: IO[bytes]):
     """Begins at the file's position."""

@@ -58,17 +58,22 @@ def read(path: str, config: ml_collections.ConfigDict, names: Iterable[str]) -> 
 
 
 def of_texts(
-  path: str, config: ml_collections.ConfigDict, names: Iterable[str], classes: tuple[str, ...]
+  path: str,
+  config: ml_collections.ConfigDict,
+  names: Iterable[str],
+  classes: tuple[str, ...],
+  exact: bool = False,
 ) -> Source:
   """A linear network that scores as CLIP does, by 100 times the cosine of image and text.
 
-  The features of an image must have length 1.
+  The features of an image must have length 1 where nothing will train it.
 
   Args:
     path: text:FILE, features of the names of classes.
     config: config of the run that begins.
     names: names of its network's tensors.
     classes: classes of the run, in their order.
+    exact: whether nothing will train the network.
 
   Raises:
     ConfigError: if the file cannot be read or lacks a class, for another network, or for
@@ -87,7 +92,7 @@ def of_texts(
   norms = np.linalg.norm(values, axis=1, keepdims=True)
   if not norms.all():
     raise config_lib.ConfigError(f'{place}: the text of {classes[norms.argmin()]!r} has length 0')
-  if config.data.source.startswith(data_keys.FEATURES):
+  if exact and config.data.source.startswith(data_keys.FEATURES):
     _check_lengths(place, config.data.source, config.data.eval_split)
   kernel = _TEXT_SCALE * (values / norms).T
   tensors = {'params/head/kernel': kernel, 'params/head/bias': np.zeros(len(classes))}
