@@ -52,8 +52,7 @@ def train(*flags: str) -> None:
   Raises:
     CalledProcessError: if it fails.
   """
-  command = [sys.executable, 'main.py', *flags]
-  subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=True)
+  subprocess.run([sys.executable, 'main.py', *flags], cwd=ROOT, stdout=sys.stderr, check=True)
 
 
 def unmarked():
@@ -85,6 +84,5 @@ def counts(text: str) -> tuple[int, ...]:
 
 def free_port() -> int:
   """Returns a port that a child process may open."""
-  with socket.socket() as s:
-    s.bind(('127.0.0.1', 0))
+  with socket.create_server(('127.0.0.1', 0)) as s:
     return s.getsockname()[1]

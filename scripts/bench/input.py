@@ -165,8 +165,7 @@ def _bare(config, source, files):
 
 def _plain(config, files):
   """A tf.data pipeline as it is usually written."""
-  tf = tensorflow_cpu.load()
-  d = config.data
+  tf, d = tensorflow_cpu.load(), config.data
 
   def decode(file):
     data = tf.io.read_file(file)
@@ -243,8 +242,8 @@ def _assembly(seconds):
       while time.perf_counter() - start < seconds:
         next(batches)
         count += 256
-      rate = count / (time.perf_counter() - start)
-    yield f'assembly, {name} not decoded', '', f'{rate:.0f} a process', '', ''
+      rate = f'{count / (time.perf_counter() - start):.0f} a process'
+    yield f'assembly, {name} not decoded', '', rate, '', ''
 
 
 if __name__ == '__main__':

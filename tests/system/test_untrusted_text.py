@@ -33,6 +33,7 @@ _NAME = 'a\x1b[31m\nWARNING: forged\u202egpj.jpg'
     ('a\u200e\u200f\u061c\u2066b', r'a\u200e\u200f\u061c\u2066b'),  # marks of direction
     ('8.15.03\u202fPM.png', '8.15.03\u202fPM.png'),  # as macOS names a screenshot
     ('\xa0\u3000', '\xa0\u3000'),
+    ('\u06cc\u200c\u062e', '\u06cc\u200c\u062e'),  # a joiner of Persian
   ],
 )
 def test_printable(text, want):
