@@ -194,6 +194,7 @@ def _keys(folder):
   return _RECIPE, {
     'model.name': 'lenet',
     'duration': '2 steps',
+    'optimizer.learning_rate': '0.001',  # at which a longer run does not diverge
     'data.source': 'folder',
     'data.path': f'{folder}/images',
     'log.tensorboard': 'False',
