@@ -7,8 +7,6 @@ import unicodedata
 
 # Below this share of equal letters a proposal is nonsense: maybe, yes.
 _ALIKE = 0.6
-
-
 _JOINERS = '\u200c\u200d'  # of letters in Persian, and of emoji
 
 
