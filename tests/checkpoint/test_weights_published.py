@@ -245,6 +245,13 @@ def test_weights_of_a_run_bring_its_normalisation(tmp_path, mode, place):
   assert (config.data.mean, config.data.std) == ((127.5, 1, 2), (6, 7, 8))
 
 
+@pytest.mark.parametrize('text', ['{"data.std": 5}', '[1'])
+def test_an_odd_config_of_a_run_to_start_from_is_named(tmp_path, text):
+  (tmp_path / 'config.json').write_text(text)
+  words = f'cannot read {tmp_path}/config.json'
+  builders.assert_refused([words], _config, _flags(tmp_path / 'new'), init__from=tmp_path)
+
+
 def test_the_mean_of_a_recipe_stays(tmp_path):
   weight_files.file(tmp_path)
   recipe = tmp_path / 'recipe.py'

@@ -3,6 +3,7 @@
 from concurrent import futures
 import json
 import socket
+import time
 import types
 from unittest import mock
 
@@ -43,6 +44,31 @@ def test_of_a_run_without_a_process_it_is_the_launchers(workdir, monkeypatch, er
   want = _THIRD._replace(launcher='join') if is_alone else cluster_env.ClusterEnv('join', 2, 3)
   assert joining.newcomer(workdir, _THIRD) == want
   assert bool(joining.read_addresses(workdir)) != is_alone
+
+
+def test_a_lone_process_takes_no_run_over(workdir):
+  joining.write(workdir, {0: _dead(), 1: _dead()})
+  lone = cluster_env.ClusterEnv('Slurm', num_hosts=1, local_index=0)
+  assert joining.newcomer(workdir, lone) == cluster_env.ClusterEnv('join', 2, 3)
+  assert len(joining.read_addresses(workdir)) == 2
+
+
+def test_who_looks_for_a_process_reads_its_challenge(workdir):
+  """Else the connection is reset, as by a stranger, of whom the run would write a line."""
+
+  def served(listening):
+    connection, _ = listening.accept()
+    with connection:
+      connection.sendall(b'0' * 64 + b'\n')
+      time.sleep(0.1)  # in which a reset would come
+      connection.sendall(b'\n')
+      return connection.recv(1)
+
+  with socket.create_server(('127.0.0.1', 0)) as listening, futures.ThreadPoolExecutor() as pool:
+    joining.write(workdir, {0: listening.getsockname()})
+    end = pool.submit(served, listening)
+    assert joining.newcomer(workdir, _THIRD) == cluster_env.ClusterEnv('join', 1, 2)
+    assert end.result(10) == b''
 
 
 def test_before_the_run_has_begun_it_is_the_launchers(workdir):
