@@ -84,6 +84,7 @@ def test_an_image_without_a_class_is_refused(tmp_path, capsys):
   part = listed_sets.hf_set({'image': listed_sets.photos(range(2)), 'label': [0, -1]})
   listed_sets.save_to_disk(tmp_path / 'set', {'train': part}, shards=1)
   flags = prepared.flags(f'hf:{tmp_path}/set', tmp_path, '--eval_split=')
+  capsys.readouterr()  # a progress bar, where this is the first set that is written
   line = prepared.error(capsys, *flags)
   assert f'{tmp_path}/set/train/1-1.jpg has no class' in line
   assert not os.path.exists(tmp_path / 'anp_folder' / 'x')
