@@ -287,7 +287,7 @@ def test_sweep(cluster, tmp_path):
   """The task that has the array's own number is told to stop; only it does."""
   sweep = tmp_path / 'sweep.txt'
   sweep.write_text(
-    "--config.seed=1 --config.duration='800 steps'\n--config.seed=2 --config.duration='801 steps'\n"
+    "--config.seed=1 --config.duration='300 steps'\n--config.seed=2 --config.duration='301 steps'\n"
   )
   keys = {'log.every': '1 steps', 'eval.every': '5000 steps', 'checkpoint.every': '5000 steps'}
   arguments = [a for a in launching.arguments('unused', **keys) if not a.startswith('--workdir')]
@@ -296,16 +296,19 @@ def test_sweep(cluster, tmp_path):
     ['--array=1-2'],
     [str(sweep), str(tmp_path / 'runs'), *arguments],
     tmp_path / 'job-%a.log',
+    PYTHON=str(launching.ROOT / 'tests/phased_python.sh'),
+    PHASED_PYTHON=sys.executable,
+    ANP_PAUSE='0.05',  # so that none is over before it is told
   )
   for number in (1, 2):
     slurm_cluster.until(tmp_path / f'job-{number}.log', 'start 1')
     job_id = cluster.field(f'{array}_{number}', 'JobId')
     log = tmp_path / f'runs/{number}/logs/{job_id}-0.log'
-    slurm_cluster.until(log, r'\b10/80')
+    slurm_cluster.until(log, r'\b10/30')
     if job_id == array:
       stopped = number
   subprocess.run(['scancel', '--batch', '--signal=USR1', f'{array}_{stopped}'], timeout=60)
-  for number, steps in ((1, 800), (2, 801)):
+  for number, steps in ((1, 300), (2, 301)):
     text = slurm_cluster.until(tmp_path / f'job-{number}.log', 'index.html', timeout=120)
     assert text.count('USR1: asking') == (number == stopped), text
     assert text.count('start 2, on') == (number == stopped), text
