@@ -61,7 +61,7 @@ def test_no_other_platform_gets_what_is_for_gpus(name):
 
 def test_a_cpu_gets_its_flag():
   environment = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_dump_to=/x'}
-  flag = f'--{_LIBRARY}=LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'
+  flag = f'--{_LIBRARY}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE'
   assert xla_flags.enable(environment) == [flag]
   assert environment['XLA_FLAGS'] == f'{flag} --xla_dump_to=/x'
   user_flags = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': f'--{_LIBRARY}='}
