@@ -7,7 +7,7 @@ import math
 from anp_jax.system.onednn import c_api, pieces, specs
 
 # Bytes of a kernel from which several threads copy it, and channels at whose
-# multiples it is cut: oneDNN's layouts have blocks of up to 64 channels.
+# multiples it is cut: oneDNN's layouts have blocks of 2 to 64 channels.
 _LARGE_KERNEL, _BLOCK = 2**18, 64
 # Elements of the parts' kernel gradients, as a share of the maps' elements, up to
 # which the parts are added: reading and writing them takes time too.
@@ -127,21 +127,22 @@ class Convolution(pieces.Operation):
       target: description of the one that is written.
       place: its place.
     """
-    api, shape, starts = self.api, self._kernel_shape, [(0, 0)]
-    axis = each = 0
+    shape, starts, axis, each = self._kernel_shape, [(0, 0)], 0, 0
     if 4 * math.prod(shape) >= _LARGE_KERNEL and self._spec.groups == 1:
-      axis = 0 if shape[0] % (self._count * _BLOCK) == 0 else 1
-      each, rest = divmod(shape[axis], self._count)
-      if each % _BLOCK == 0 and not rest:
+      for axis in (0, 1):
+        each, rest = divmod(shape[axis], self._count)
+        if rest or each % _BLOCK:
+          continue
         sizes = [*shape[:axis], each, *shape[axis + 1 :]]
-        # Where a layout has larger blocks, oneDNN cannot cut it.
+        # Where a layout has other blocks along an axis, oneDNN cannot cut it there.
         with contextlib.suppress(c_api.OneDnnError):
           cuts = [
-            [api.slice(array, sizes, axis, i * each) for i in range(self._count)]
+            [self.api.slice(array, sizes, axis, i * each) for i in range(self._count)]
             for array in (source, target)
           ]
           starts = list(zip(*([start for _, start in cut] for cut in cuts)))
           (source, _), (target, _) = (cut[0] for cut in cuts)
+          break
     primitive = make(source, target)
     step = 4 * each if axis == 0 else 0  # bytes from slice to slice of factors
     self.phases.append(

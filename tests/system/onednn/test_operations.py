@@ -234,6 +234,23 @@ def test_a_large_kernel_is_copied_and_summed_by_slices(api):
 
 
 @onednn_here.needed
+@pytest.mark.parametrize('direction', ['forward', 'backward_data'])
+def test_a_kernel_that_a_layout_pads_is_cut_along_its_other_axis(api, direction):
+  """With AVX-512 oneDNN pads 2,048 features, or 512 channels, to a multiple of 48."""
+  dtype = 'bfloat16' if 'bfloat16' in library.find().dtypes else 'float32'
+  image, kernel, result = (32, 2, 2, 512), (1, 1, 512, 2048), (32, 2, 2, 2048)
+  spec = specs.ConvolutionSpec(direction, dtype, image, kernel, result, 1, (0,) * 4)
+  arrays = [a.astype(dtype) for a in _arrays(spec)]
+  rows, matrix = (np.float64(a).reshape(-1, a.shape[-1]) for a in arrays[:2])
+  want = rows @ (matrix if direction == 'forward' else matrix.T)
+  operation = onednn_convolution.Convolution(api, spec, 2)
+  assert [len(phase) for phase in operation.phases] == [2, 2]
+  actual = np.float64(_run(operation, arrays)).reshape(want.shape)
+  # A bfloat16 is rounded by up to 2^-8 of its value.
+  assert np.abs(actual - want).max() / np.abs(want).max() < 4.1e-3
+
+
+@onednn_here.needed
 @pytest.mark.parametrize(
   ('images', 'threads', 'parts'),
   [(8, 2, (2, 1)), (9, 2, (3, 1)), (7, 2, (1, 2)), (8, 1, (1, 1)), (36, 16, (18, 1))],
