@@ -14,6 +14,8 @@ import pytest
 from tests import launching
 
 _LOCAL = launching.ROOT.parent / 'shared/bin/slurm_local.sh'
+# Variables of a job whose processes heed those of phased.py.
+PHASED = {'PYTHON': str(launching.ROOT / 'tests/phased_python.sh'), 'PHASED_PYTHON': sys.executable}
 # States of a job that is not at its end.
 _PASSING = ('PENDING', 'RUNNING', 'COMPLETING', 'REQUEUED', 'NODE_FAIL', 'CONFIGURING', 'PREEMPTED')
 

@@ -122,12 +122,7 @@ def test_killed_at_a_random_moment(cluster, tmp_path, undisturbed, number):
 def test_killed_in_each_phase(cluster, tmp_path, undisturbed, kills):
   log = tmp_path / 'kills'
   job = _submit(
-    cluster,
-    tmp_path,
-    PYTHON=str(launching.ROOT / 'tests/phased_python.sh'),
-    PHASED_PYTHON=sys.executable,
-    ANP_KILL=';'.join(kills),
-    ANP_KILL_LOG=str(log),
+    cluster, tmp_path, **slurm_cluster.PHASED, ANP_KILL=';'.join(kills), ANP_KILL_LOG=str(log)
   )
   cluster.wait(job, timeout=600)
   # What each process was doing when its signal came.
@@ -296,8 +291,7 @@ def test_sweep(cluster, tmp_path):
     ['--array=1-2'],
     [str(sweep), str(tmp_path / 'runs'), *arguments],
     tmp_path / 'job-%a.log',
-    PYTHON=str(launching.ROOT / 'tests/phased_python.sh'),
-    PHASED_PYTHON=sys.executable,
+    **slurm_cluster.PHASED,
     ANP_PAUSE='0.05',  # so that none is over before it is told
   )
   for number in (1, 2):

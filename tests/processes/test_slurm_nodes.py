@@ -5,7 +5,6 @@ import json
 import os
 import random
 import re
-import sys
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests import builders, launching, slurm_cluster
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 _TRAIN = 'scripts/slurm/train.sbatch'
-_PHASED = str(launching.ROOT / 'tests/phased_python.sh')
 _INVARIANT = {
   'strategy.name': 'invariant',
   'strategy.logical_shards': '12',
@@ -68,7 +66,7 @@ def test_a_run_outlives_its_nodes_with_the_same_bits(cluster, tmp_path):
     'eval.every': '100 steps',
     'checkpoint.every': '100 steps',
   }
-  pause = {'ANP_PAUSE': '0.02', 'PYTHON': _PHASED, 'PHASED_PYTHON': sys.executable}
+  pause = {'ANP_PAUSE': '0.02', **slurm_cluster.PHASED}
   arguments = launching.arguments(workdir, **keys, duration='1000000 steps')
   job = cluster.submit(_TRAIN, ['--nodes=4'], arguments, tmp_path / 'job.log', **pause)
   slurm_cluster.until(workdir / 'metrics.jsonl', '"step": 20,', 120)
@@ -112,8 +110,7 @@ def test_a_run_on_two_nodes_of_four_and_on_all(cluster, three_nodes, tmp_path):
     ['--nodes=4'],
     launching.arguments(workdir, **keys),
     tmp_path / 'job.log',
-    PYTHON=_PHASED,
-    PHASED_PYTHON=sys.executable,
+    **slurm_cluster.PHASED,
     ANP_KILL='1 step 10 TERM',
     ANP_KILL_LOG=str(tmp_path / 'kills'),
   )
