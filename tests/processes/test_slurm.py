@@ -136,7 +136,8 @@ def test_killed_in_each_phase(cluster, tmp_path, undisturbed, kills):
 def test_a_short_cut_of_the_network_is_survived_and_a_dead_node_replaced(
   cluster, tmp_path, undisturbed
 ):
-  job = _submit(cluster, tmp_path)
+  pause = {**slurm_cluster.PHASED, 'ANP_PAUSE': '0.02'}  # or it is over before the node is dead
+  job = _submit(cluster, tmp_path, **pause)
   log = tmp_path / f'run/logs/{job}-0.log'
   slurm_cluster.until(log, r'\b20/')
   cluster.fault('net-cut', 'node2')
