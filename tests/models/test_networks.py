@@ -14,7 +14,7 @@ from anp_jax.checkpoint.weights import families, naming
 from anp_jax.config import networks
 from anp_jax.models import convnets, convnext, efficientnet, resnet
 from anp_jax.system import flops, onednn
-from tests import builders
+from tests import builders, onednn_here
 
 # torchvision's and timm's with 1,000 classes; millions as timm's
 # results-imagenet.csv has them.
@@ -116,6 +116,7 @@ def test_parameters_and_what_a_file_tells_of_them(name):
   assert {key: keys[key] for key in width} == width
 
 
+@onednn_here.needed  # its lowering has a network's own products alone
 @pytest.mark.parametrize(
   'name, width, side, millions, billions',
   [pytest.param(*row, marks=[pytest.mark.slow] * row[0].endswith(_SLOW)) for row in _ROWS],
