@@ -54,7 +54,7 @@ def test_rows_are_in_proportion_to_the_shares(rows, expected):
     ('1,2', 2, {'accumulate': 2, 'data.mixup': 0.2}),
     ('9,3,2,2', 4, {'sharding': (('.*', 'fsdp'),), 'ema': 0.9}),
     builders.soak('3,1', 2, {}),
-    builders.soak('1,1,1,1,1,1,1,9', 8, {'model.norm_group': 1}),
+    builders.soak('1,1,1,1,1,1,1,9', 8, {'batch_size': 32}),
   ],
 )
 def test_steps_are_those_of_one_device(x64, rows, devices, overrides):
