@@ -33,6 +33,8 @@ _LONG = {
   'log.every': '100 steps',
   'eval.every': '1000000 steps',
 }
+# Steps of some 25 ms: a signal or a fault that waits for one comes before the last.
+_SLOWED = {**slurm_cluster.PHASED, 'ANP_PAUSE': '0.02'}
 # `make soak` asks for more.
 _RUNS = int(os.environ.get('ANP_SOAK_RUNS', '1'))
 
@@ -97,7 +99,7 @@ def test_killed_at_a_random_moment(cluster, tmp_path, undisturbed, number):
   chance = random.Random(number)
   early = chance.random() < 1 / 3
   step, seconds = chance.randrange(1, 200), chance.uniform(0, 6)
-  job = _submit(cluster, tmp_path)
+  job = _submit(cluster, tmp_path, **_SLOWED)
   slurm_cluster.until(tmp_path / 'job.log', 'start 1')
   if early:
     time.sleep(seconds)
@@ -136,8 +138,7 @@ def test_killed_in_each_phase(cluster, tmp_path, undisturbed, kills):
 def test_a_short_cut_of_the_network_is_survived_and_a_dead_node_replaced(
   cluster, tmp_path, undisturbed
 ):
-  pause = {**slurm_cluster.PHASED, 'ANP_PAUSE': '0.02'}  # or it is over before the node is dead
-  job = _submit(cluster, tmp_path, **pause)
+  job = _submit(cluster, tmp_path, **_SLOWED)
   log = tmp_path / f'run/logs/{job}-0.log'
   slurm_cluster.until(log, r'\b20/')
   cluster.fault('net-cut', 'node2')
@@ -157,7 +158,7 @@ def test_a_short_cut_of_the_network_is_survived_and_a_dead_node_replaced(
 
 @pytest.mark.soak
 def test_a_long_cut_of_the_network(cluster, tmp_path, undisturbed):
-  job = _submit(cluster, tmp_path)
+  job = _submit(cluster, tmp_path, **_SLOWED)
   logs = [tmp_path / f'run/logs/{job}-{i}.log' for i in (0, 1)]
   slurm_cluster.until(logs[0], r'\b40/')
   cluster.fault('net-cut', 'node2')
@@ -166,7 +167,7 @@ def test_a_long_cut_of_the_network(cluster, tmp_path, undisturbed):
     time.sleep(35)
   finally:
     cluster.fault('net-heal', 'node2')
-  cluster.wait(job, timeout=300)
+  cluster.wait(job, timeout=600)
   _same_run(tmp_path / 'run', undisturbed)
 
 
