@@ -123,6 +123,25 @@ def test_invalid_gradient_changes_nothing(server, change):
   assert _update(server)[1] == {}
 
 
+def test_updates_are_kept_until_each_server_has_them(config):
+  scheduler = scheduler_lib.TicketScheduler(serving.config_of(config), 9, 0, set())
+  session = session_lib.ChiefSession(mock.Mock(), scheduler, mock.Mock(), [None] * 3)
+
+  def asked(server, since):
+    return [order for order, _ in session.updates(server, since)['updates']]
+
+  def update():
+    ticket = session.take('a')['ticket']
+    session.commit('a', {**_CONTRIBUTION, 'ticket': ticket, 'reads': [scheduler.version]})
+
+  for _ in range(3):
+    update()
+  assert asked(1, 0) == [0, 1, 2] and asked(2, 0) == [0, 1, 2]
+  update()
+  assert asked(1, 3) == [3] and len(session._updates) == 4  # server 2 may have lost the answer
+  assert asked(2, 1) == [1, 2, 3] and asked(2, 3) == [3] and len(session._updates) == 1
+
+
 def test_a_full_disk_ends_the_run(server):
   """Workers would connect again for ever."""
   server.log.append = mock.Mock(side_effect=OSError(28, 'No space left on device'))

@@ -76,7 +76,7 @@ class SecondaryServer:
     while not participant.over.is_set():
       self.progress += 1
       try:
-        for order, contributions in chief.ask('updates', since=version)['updates']:
+        for order, contributions in chief.ask('updates', server=index, since=version)['updates']:
           store.submit(order, contributions)
           version = order + 1
         if store.error:

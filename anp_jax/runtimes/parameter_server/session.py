@@ -72,7 +72,9 @@ class ChiefSession(Session):
     # Sessions of each worker: calls of earlier ones may still wait.
     self._sessions: collections.Counter[str] = collections.Counter()
     self._is_closed = False
-    self._updates: list[tuple] = []  # all of the session, for the other servers
+    self._updates: list[tuple] = []  # those that other servers have not asked for yet
+    # Server -> version from which it asked for updates last
+    self._since = dict.fromkeys(range(1, len(starts)), scheduler.version)
     self._changed = threading.Condition()
 
   def release(self, worker: str) -> dict:
@@ -122,12 +124,15 @@ class ChiefSession(Session):
         self._submit(version, contributions)
     return {'drop': True} if contributions is None else {}
 
-  def updates(self, since: int) -> dict:
-    """Answers another server with the updates from version `since` on."""
+  def updates(self, server: int, since: int) -> dict:
+    """Answers another server with the updates from version `since` on: it has those before."""
     with self._changed:
       self._changed.wait_for(lambda: self.scheduler.version > since or self._is_closed, PATIENCE)
       first = self.scheduler.version - len(self._updates)
-      return {'updates': self._updates[since - first :][:64]}
+      self._since[server] = since
+      oldest = min(self._since.values())
+      del self._updates[: oldest - first]
+      return {'updates': self._updates[since - oldest :][:64]}
 
   def stop(self) -> None:
     """Ends the run at its present version."""
