@@ -3,13 +3,10 @@
 Jordan 2024, "94 % on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv 2404.00498).
 """
 
-from typing import Any
-
 from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from anp_jax.config import errors
 from anp_jax.models import layers
 
 _PATTERNS = np.array([[1, 1, 1, 1], [1, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]]) / 2
@@ -38,23 +35,8 @@ def whitening_kernel(least: float = 5e-4) -> np.ndarray:
   return np.concatenate([kernel, -kernel], -1).astype(np.float32)
 
 
-class Airbench94(nn.Module):
-  """Whitened patches, three groups of two convolutions, maximum over each map, classifier.
-
-  Attributes:
-    num_classes: number of logits.
-    group, momentum, axis_name: see `layers.BatchNorm`.
-    dtype: dtype of the computation; logits are in param_dtype.
-    platform: see `layers`.
-  """
-
-  num_classes: int
-  group: int = 32
-  momentum: float = 0.9
-  axis_name: str | None = None
-  dtype: Any = jnp.float32
-  param_dtype: Any = jnp.float32
-  platform: str = 'cpu'
+class Airbench94(layers.NormalisedNetwork):
+  """Whitened patches, three groups of two convolutions, maximum over each map, classifier."""
 
   @nn.compact
   def __call__(self, images, train: bool):
@@ -63,8 +45,7 @@ class Airbench94(nn.Module):
     Raises:
       ConfigError: for images under 9 pixels a side.
     """
-    side = min(images.shape[1:3])
-    errors.check(side >= 9, 'data.image_size', side, '9 or more for airbench94')
+    self.check_side(images, 9, 'airbench94')
     conv, norm = layers.makers(self)
     kernel = jnp.asarray(whitening_kernel(), self.dtype)
     x = layers.convolve(images.astype(self.dtype), kernel, 1, 'VALID', self.platform)

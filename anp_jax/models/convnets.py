@@ -8,7 +8,6 @@ this package, and biases at zero.
 """
 
 import functools
-from typing import Any
 
 from flax import linen as nn
 import jax
@@ -16,24 +15,12 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from anp_jax.config import errors
 from anp_jax.models import layers
 from anp_jax.models.layers import example_randomness
 
 
-class _Network(nn.Module):
-  """The fields and layers of a network.
-
-  Attributes:
-    num_classes: number of logits.
-    dtype: dtype of the computation; logits are in param_dtype.
-    platform: see `layers`.
-  """
-
-  num_classes: int
-  dtype: Any = jnp.float32
-  param_dtype: Any = jnp.float32
-  platform: str = 'cpu'
+class _Network(layers.Network):
+  """The layers of a network."""
 
   def _conv(self, features, padding, name, size=5, **fields):
     fields |= dict(dtype=self.dtype, param_dtype=self.param_dtype, platform=self.platform)
@@ -48,10 +35,6 @@ class _Network(nn.Module):
 
   def _head(self, x):
     return layers.head(self, layers.Initializer('normal', 0.01))(x.reshape(x.shape[0], -1))
-
-  def _check_side(self, images, least, name):
-    side = min(images.shape[1:3])
-    errors.check(side >= least, 'data.image_size', side, f'{least} or more for {name}')
 
 
 class LeNet(_Network):
@@ -71,7 +54,7 @@ class LeNet(_Network):
       ConfigError: for images under 15 pixels a side.
     """
     del train
-    self._check_side(images, 15, 'lenet')
+    self.check_side(images, 15, 'lenet')
     x = images
     for i, features in enumerate((20, 50), 1):
       x = self._conv(features, 'VALID', f'conv{i}')(x)
@@ -101,7 +84,7 @@ class Cifar10Full(_Network):
       ConfigError: for images under 12 pixels a side.
     """
     del train
-    self._check_side(images, 12, 'cifar10_full')
+    self.check_side(images, 12, 'cifar10_full')
     x = self._conv(32, 2, 'conv1')(images)
     x = layers.relu(pool(x, 'max', 3, 2, self.platform), self.platform)
     x = normalise_response(x, platform=self.platform)
@@ -162,7 +145,7 @@ class CaffeNet(_Network):
     Raises:
       ConfigError: for images under 55 pixels a side.
     """
-    self._check_side(images, 55, 'caffenet')
+    self.check_side(images, 55, 'caffenet')
     relu = functools.partial(layers.relu, platform=self.platform)
     largest = functools.partial(pool, kind='max', window=3, stride=2, platform=self.platform)
     first, second = (

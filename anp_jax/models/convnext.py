@@ -12,7 +12,6 @@ from typing import Any
 from flax import linen as nn
 import jax.numpy as jnp
 
-from anp_jax.config import errors
 from anp_jax.models import layers
 from anp_jax.models.layers import example_randomness
 
@@ -95,28 +94,21 @@ class Block(nn.Module):
     return x + (y if factor is None else factor * y)
 
 
-class ConvNeXt(nn.Module):
+class ConvNeXt(layers.Network):
   """Patches of 4x4, four stages of blocks, mean over the map, classifier.
 
   Attributes:
-    num_classes: number of logits.
     version: 1 or 2.
     stages: blocks in each stage.
     width: channels of the first stage.
     drop_path: probability with which an example skips the last block; that of
       the blocks before rises to it linearly from 0.
-    dtype: dtype of the computation; logits are in param_dtype.
-    platform: see `layers`.
   """
 
-  num_classes: int
   version: int = 1
   stages: Sequence[int] = (3, 3, 9, 3)
   width: int = 96
   drop_path: float = 0.0
-  dtype: Any = jnp.float32
-  param_dtype: Any = jnp.float32
-  platform: str = 'cpu'
 
   @nn.compact
   def __call__(self, images, train: bool):
@@ -125,8 +117,7 @@ class ConvNeXt(nn.Module):
     Raises:
       ConfigError: for images of fewer pixels a side than its strides together, 32.
     """
-    side, least = min(images.shape[1:3]), 4 * 2 ** (len(self.stages) - 1)
-    errors.check(side >= least, 'data.image_size', side, f'{least} or more for ConvNeXt')
+    self.check_side(images, 4 * 2 ** (len(self.stages) - 1), 'ConvNeXt')
     types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     conv = functools.partial(
       layers.Conv, use_bias=True, kernel_init=_init, platform=self.platform, **types

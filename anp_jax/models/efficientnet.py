@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
-import jax.numpy as jnp
 
 from anp_jax.models import layers
 from anp_jax.models.layers import example_randomness
@@ -164,11 +163,10 @@ class Block(nn.Module):
     return layers.conv_norm(conv, self.norm(name=f'{name}_norm'), x, train)
 
 
-class EfficientNet(nn.Module):
+class EfficientNet(layers.NormalisedNetwork):
   """Stem, stages of blocks, 1x1, mean over the map, dropout, classifier.
 
   Attributes:
-    num_classes: number of logits.
     stages: the paper's table.
     width: factor of all channels, which are `rounded`.
     depth: factor of each stage's blocks, rounded up.
@@ -177,15 +175,12 @@ class EfficientNet(nn.Module):
     lite: whether it is EfficientNet-Lite: ReLU6 in place of SiLU, no squeeze and
       excitation, and neither `width` for the first and the last convolution nor
       `depth` for the first and the last stage.
-    epsilon, group, momentum, axis_name: see `layers.BatchNorm`.
+    epsilon: see `layers.BatchNorm`.
     drop_path: rate of stochastic depth; a block's is this rate times the share
       of all blocks that lie before it, as in the authors' code and timm.
     dropout: probability that a number before the classifier is set to zero.
-    dtype: dtype of the computation; logits are in param_dtype.
-    platform: see `layers`.
   """
 
-  num_classes: int
   stages: Sequence[Stage] = V1
   width: float = 1.0
   depth: float = 1.0
@@ -195,12 +190,6 @@ class EfficientNet(nn.Module):
   epsilon: float = 1e-5
   drop_path: float = 0.0
   dropout: float = 0.0
-  group: int = 32
-  momentum: float = 0.9
-  axis_name: str | None = None
-  dtype: Any = jnp.float32
-  param_dtype: Any = jnp.float32
-  platform: str = 'cpu'
 
   @nn.compact
   def __call__(self, images, train: bool):

@@ -159,23 +159,18 @@ class Block(nn.Module):
     return layers.avg_pool(x, 2, 2, platform=self.platform)
 
 
-class ResNet(nn.Module):
+class ResNet(layers.NormalisedNetwork):
   """Stem, stages of blocks, mean over the map, linear classifier.
 
   Attributes:
-    num_classes: number of logits.
     stages: blocks in each stage.
     bottleneck: kind of block.
     width: channels of the first stage.
     stem: 'large', 7x7 and a pool, each of stride 2; 'deep', three of 3x3 in
       place of the 7x7; 'small', 3x3.
     shortcut, groups, group_width, squeeze: see `Block`.
-    group, momentum, axis_name: see `layers.BatchNorm`.
-    dtype: dtype of the computation; logits are in param_dtype.
-    platform: see `layers`.
   """
 
-  num_classes: int
   stages: Sequence[int]
   bottleneck: bool
   width: int = 64
@@ -186,12 +181,6 @@ class ResNet(nn.Module):
   group_width: int = _BASE_WIDTH
   squeeze: int = 0
   zero_init: bool = True
-  group: int = 32
-  momentum: float = 0.9
-  axis_name: str | None = None
-  dtype: Any = jnp.float32
-  param_dtype: Any = jnp.float32
-  platform: str = 'cpu'
 
   @nn.compact
   def __call__(self, images, train: bool):

@@ -164,7 +164,7 @@ def test_the_command_line_reaches_them(name):
     'configs/resnet_anp.py:tiny', {'model.name': name, 'model.dtype': 'bfloat16'}
   )
   module = models.create(config, 9, 'gpu', 'data')
-  assert module == NETS[name](9, 'bfloat16', 'float32', 'gpu')
+  assert module == NETS[name](9, dtype='bfloat16', param_dtype='float32', platform='gpu')
 
 
 def test_windows_that_the_edge_cuts_off():

@@ -146,9 +146,9 @@ def test_parameters_of_small_networks(name):
 @pytest.mark.parametrize(
   'module',
   [
-    convnets.LeNet(7, 'bfloat16'),
-    convnets.Cifar10Full(7, 'bfloat16'),
-    convnets.TwoConvolutions(7, 'bfloat16'),
+    convnets.LeNet(7, dtype='bfloat16'),
+    convnets.Cifar10Full(7, dtype='bfloat16'),
+    convnets.TwoConvolutions(7, dtype='bfloat16'),
     resnet.ResNet(7, (2, 2), False, 8, group=2, dtype='bfloat16'),
   ],
   ids=lambda module: type(module).__name__,

@@ -7,6 +7,7 @@ read from JAX's default backend.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from anp_jax.config import errors
 from anp_jax.models.layers import onednn_layers, windows
 from anp_jax.models.layers.activation import gelu, relu, relu6, silu
 from anp_jax.models.layers.channelwise import by_channel
@@ -32,7 +34,37 @@ avg_pool, max_pool = map(by_channel, (avg_pool, max_pool))
 kernel_init = Initializer('normal', 2.0, 'fan_out')
 
 
-def head(network: nn.Module, kernel_init: Callable) -> nn.Dense:
+class Network(nn.Module):
+  """A network, called with (images, train).
+
+  Attributes:
+    num_classes: number of logits.
+    dtype: dtype of the computation; logits are in param_dtype.
+    platform: platform of the mesh, see above.
+  """
+
+  num_classes: int
+  _: dataclasses.KW_ONLY
+  dtype: Any = jnp.float32
+  param_dtype: Any = jnp.float32
+  platform: str = 'cpu'
+
+  def check_side(self, images: jax.Array, least: int, name: str) -> None:
+    """Raises ConfigError for images of fewer pixels a side than the network can read."""
+    side = min(images.shape[1:3])
+    errors.check(side >= least, 'data.image_size', side, f'{least} or more for {name}')
+
+
+class NormalisedNetwork(Network):
+  """A network with batch norm, whose group, momentum and axis_name are `BatchNorm`'s."""
+
+  _: dataclasses.KW_ONLY
+  group: int = 32
+  momentum: float = 0.9
+  axis_name: str | None = None
+
+
+def head(network: Network, kernel_init: Callable) -> nn.Dense:
   """A network's linear classifier, to be called within its compact method.
 
   Its logits are in param_dtype: a loss over a thousand bfloat16 logits is noise.
@@ -54,7 +86,7 @@ def parameter(module: nn.Module, name: str, init: Callable, shape: Sequence[int]
   return module.param(name, init, shape, module.param_dtype)
 
 
-def makers(network: nn.Module) -> tuple[Callable, Callable]:
+def makers(network: NormalisedNetwork) -> tuple[Callable, Callable]:
   """`Conv` and `BatchNorm` with the dtypes, platform and groups of a network."""
   names = ('dtype', 'param_dtype', 'platform')
   common = {name: getattr(network, name) for name in names}
