@@ -1,6 +1,7 @@
 """Evaluation on every example exactly once, on any number of devices."""
 
 from collections.abc import Callable, Iterable
+import itertools
 import math
 
 import jax
@@ -9,8 +10,11 @@ import numpy as np
 
 from anp_jax import cluster
 from anp_jax.data import sources
-from anp_jax.data.input import corruption
 from anp_jax.parallel import state as state_lib
+
+# The fewest examples that make a rate of damage: a first batch with one bad
+# example is none yet.
+_FEW_EXAMPLES = 1000
 
 
 class CorruptExampleError(cluster.RunFailedError):
@@ -86,26 +90,34 @@ def check_damage(config: ConfigDict, source: sources.Source, scores: dict[str, f
 def check_excess(
   config: ConfigDict, damaged: int, examples: int, name: str, all_lost: bool = False
 ) -> None:
-  """Raises CorruptExampleError if `corruption.too_many_error` has a text.
+  """Refuses more damage than config.data.max_damaged allows.
 
   All processes count the same reduced numbers, so all raise or none.
+
+  Args:
+    config: config of the run.
+    damaged: number of examples that could not be read.
+    examples: number of examples that were to be read.
+    name: name of the source.
+    all_lost: whether no example is left, however few there are.
+
+  Raises:
+    CorruptExampleError: naming the source and the numbers.
   """
-  text = corruption.too_many_error(config, damaged, examples, name, all_lost)
-  if text:
-    raise CorruptExampleError(text)
+  allowed = config.data.max_damaged
+  if all_lost or damaged > allowed * max(examples, _FEW_EXAMPLES):
+    raise CorruptExampleError(
+      f'{damaged} of {examples} examples of {name} could not be read, more than '
+      f'config.data.max_damaged={allowed:g} allows; the log names them'
+    )
 
 
 def _late(step, state, batches):
   """Yields each batch's result one batch late: the host never waits for it."""
   params, stats = state.evaluated()
-  pending = None
-  for batch in batches:
-    result = step(params, stats, batch)
-    if pending is not None:
-      yield pending
-    pending = result
-  if pending is not None:
-    yield pending
+  results = (step(params, stats, batch) for batch in batches)
+  for result, _ in itertools.pairwise(itertools.chain(results, [None])):
+    yield result
 
 
 def _means(totals):

@@ -10,7 +10,6 @@ import os
 import threading
 
 from absl import logging
-import ml_collections
 import numpy as np
 
 from anp_jax.data import sources
@@ -19,9 +18,6 @@ from anp_jax.system import error_lines, files
 # Beyond these a file system is gone rather than a file damaged; the rate of
 # damaged examples ends the run.
 _MOST_NAMED = 1000
-# The fewest examples that make a rate of damage: a first batch with one bad
-# example is none yet.
-_FEW_EXAMPLES = 1000
 # Errors of one file; others are of the file system.
 _OF_THE_FILE = files.MISSING | files.UNREADABLE | {errno.EISDIR}
 # Errors of the machine. Libraries tell them as texts, in errors of no particular kind.
@@ -38,30 +34,6 @@ def is_transient(error: Exception) -> bool:
     return error.errno not in _OF_THE_FILE
   text = str(error)
   return isinstance(error, MemoryError) or any(reason in text for reason in _OF_THE_MACHINE)
-
-
-def too_many_error(
-  config: ml_collections.ConfigDict, damaged: int, examples: int, name: str, all_lost: bool = False
-) -> str:
-  """The error of more damage than config.data.max_damaged allows.
-
-  Args:
-    config: the run's config.
-    damaged: number of examples that could not be read.
-    examples: number of examples that were to be read.
-    name: name of the source.
-    all_lost: whether no example is left, however few there are.
-
-  Returns:
-    One line; '' where the damage is within the limit.
-  """
-  allowed = config.data.max_damaged
-  if damaged <= allowed * max(examples, _FEW_EXAMPLES) and not all_lost:
-    return ''
-  return (
-    f'{damaged} of {examples} examples of {name} could not be read, more than '
-    f'config.data.max_damaged={allowed:g} allows; the log names them'
-  )
 
 
 class Registry:
