@@ -99,7 +99,7 @@ def open_split(config: ml_collections.ConfigDict, split: str, other_split: str) 
     path = store_copy.path('config.data.path', d.path, config)
     place = types.SimpleNamespace(source=d.source, path=path, lists=d.lists, pairs=d.pairs)
     directory = store_copy.local_root(config)
-    return listings.open_listing(listings.find(place, split, other_split, directory))
+    return listings.StoredImages(listings.find(place, split, other_split, directory))
   directory = config_lib.data_dir(config)
   if d.source == 'anp_shapes':
     urls.check('config.data.dir', directory, ())  # the set is stored there

@@ -71,7 +71,7 @@ def open_split(split: str, data_dir: str) -> source_lib.Source:
     name=f'anp_shapes: {split}',
     storage=arrow_rows.ArrowRows((path,), '', 'image', np.arange(len(jobs))),
   )
-  return listings.open_listing(listing)
+  return listings.StoredImages(listing)
 
 
 def scene_seed(split: str, index: int) -> int:

@@ -83,7 +83,9 @@ class StoredImages(source_lib.Source):
   kind = 'encoded'
 
   def __init__(self, listing: image_folder.Listing):
-    """Creates the source; nothing is read."""
+    """Creates the source; nothing is read, and files that are left out are logged."""
+    if listing.left_out:
+      image_folder.warn_once(listing.left_out)
     self.name = listing.name
     self.vocabulary = listing.vocabulary
     self._listing = listing
@@ -114,10 +116,3 @@ class StoredImages(source_lib.Source):
     names = '\0'.join([os.path.abspath(listing.root), *listing.files])
     numbers = np.column_stack([listing.states(), listing.labels])
     return hashlib.sha256(os.fsencode(names) + numbers.tobytes()).hexdigest()
-
-
-def open_listing(listing: image_folder.Listing) -> source_lib.Source:
-  """The source of the images of a listing."""
-  if listing.left_out:
-    image_folder.warn_once(listing.left_out)
-  return StoredImages(listing)
