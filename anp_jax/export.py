@@ -112,8 +112,6 @@ def _sizes(folder, names):
 
 def _parse(arguments):
   flags = _parser().parse(arguments)
-  if flags.trust:
-    trust.allow_all()
   for name in ('checkpoint', 'output'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name}=DIR is missing')

@@ -8,7 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 import anp_jax
-from anp_jax.config import errors
+from anp_jax.config import errors, trust
 
 
 def expanded(text: str) -> str:
@@ -61,6 +61,8 @@ class Parser(argparse.ArgumentParser):
   def parse(self, arguments: list[str], keys: Iterable[str] = ()) -> argparse.Namespace:
     """Returns the flags; ConfigError for an unknown one, with the nearest.
 
+    Obeys `--trust`, see `trust.add_flag`.
+
     Args:
       arguments: command line.
       keys: config keys that an unknown flag may mean.
@@ -87,6 +89,8 @@ class Parser(argparse.ArgumentParser):
       raise errors.ConfigError(f'unknown argument {unknown[0]!r}{errors.nearest(name, options)}')
     for name, value in vars(flags).items():
       setattr(flags, name, _expanded(value))
+    if getattr(flags, 'trust', False):
+      trust.allow_all()
     return flags
 
   def error(self, message: str) -> NoReturn:

@@ -106,8 +106,6 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
   errors.check_choice(f'--mode={flags.mode}', flags.mode, _MODES)
   if flags.join and flags.mode != 'train':
     raise errors.ConfigError('--join is for --mode=train: other modes take nobody in')
-  if flags.trust:
-    trust.allow_all()
   return flags
 
 
@@ -190,8 +188,8 @@ def from_flags(
   if flags.change:
     saved_run.check_change(flags, config, run)
   if flags.output:
-    outputs.check_folder('--output', os.path.expanduser(flags.output))
-    outputs.check_apart('--output', os.path.expanduser(flags.output), config)
+    outputs.check_folder('--output', flags.output)
+    outputs.check_apart('--output', flags.output, config)
   if not flags.workdir and processes > 1:
     raise errors.ConfigError(f'--workdir is missing: {processes} processes need one that all see')
   workdir = flags.workdir or _new_workdir(flags.config or os.path.normpath(config.init['from']))

@@ -122,28 +122,10 @@ def imported(key: str, name: str) -> Callable:
   return result
 
 
-def class_of(key: str, name: str, kind: type) -> type:
-  """Imports a user's class; for errors see `imported`.
-
-  Args:
-    key: config key that names it.
-    name: package.module:Class.
-    kind: required base class.
-  """
-  result = imported(key, name)
-  # Not issubclass: of a protocol's it asks for methods, of some it refuses.
-  if not isinstance(result, type) or kind not in result.__mro__:
-    raise errors.ConfigError(
-      f'config.{key}={name!r}: expected a class that inherits from '
-      f'{kind.__module__}.{kind.__qualname__}'
-    )
-  return result
-
-
 def made(key: str, name: str, kind: type, arguments: dict, required: str = '') -> Any:
   """Creates an object of a user's class with those arguments that the class takes.
 
-  For the other arguments and errors see `class_of` and `called`.
+  For errors see `imported` and `called`.
 
   Args:
     key: config key that names it.
@@ -152,9 +134,13 @@ def made(key: str, name: str, kind: type, arguments: dict, required: str = '') -
     arguments: keyword arguments.
     required: one of them that the class must take; '': none.
   """
-  cls = class_of(key, name, kind)
-  good = not required or accepted(cls, {required: None})
-  errors.check(good, key, name, f'a class with an argument {required!r}')
+  cls = imported(key, name)
+  # Not issubclass: of a protocol's it asks for methods, of some it refuses.
+  is_kind = isinstance(cls, type) and kind in cls.__mro__
+  words = f'a class that inherits from {kind.__module__}.{kind.__qualname__}'
+  errors.check(is_kind, key, name, words)
+  takes_required = not required or accepted(cls, {required: None})
+  errors.check(takes_required, key, name, f'a class with an argument {required!r}')
   return called(key, name, cls, **accepted(cls, arguments))
 
 

@@ -93,20 +93,17 @@ def named(network: 'network_lib.Network', batches: Iterable) -> Iterator[tuple]:
   Yields:
     (batch, its `network.Names`; None where it has no files).
   """
-  pending = None
-  for batch in batches:
-    started = network.start(batch.images) if batch.files else None
-    if pending:
-      yield _finished(network, *pending)
-    pending = batch, started
-  if pending:
-    yield _finished(network, *pending)
+
+  def started():
+    for batch in batches:
+      yield batch, network.start(batch.images) if batch.files else None
+
+  for (batch, names), _ in itertools.pairwise(itertools.chain(started(), [None])):
+    yield batch, network.names(names, len(batch.files)) if batch.files else None
 
 
 def _parse(arguments):
   flags = _parser().parse(arguments)
-  if flags.trust:
-    trust.allow_all()
   if not flags.checkpoint:
     raise config_lib.ConfigError(
       '--checkpoint=PATH is missing: the workdir of a run, or published weights'
@@ -125,8 +122,6 @@ def _parse(arguments):
 
 def _check_outputs(flags):
   """Refuses what cannot be written, and names of another format."""
-  for name in ('output', 'sheet', 'features'):
-    setattr(flags, name, os.path.expanduser(getattr(flags, name)))
   if flags.format and flags.format not in _FORMATS:
     raise config_lib.ConfigError(
       f'--format={flags.format!r}: expected csv or jsonl'
@@ -256,11 +251,6 @@ def _write_features(path, names, arrays):
   with files.atomic_path(path) as draft, open(draft, 'wb') as file:
     columns = {name: np.concatenate([batch[name] for batch in arrays])[rows] for name in arrays[0]}
     np.savez(file, names=[names[row] for row in rows], **columns)
-
-
-def _finished(network, batch, started):
-  names = network.names(started, len(batch.files)) if batch.files else None
-  return batch, names
 
 
 def _title(trained, progress, drawn):

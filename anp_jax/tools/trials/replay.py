@@ -126,8 +126,6 @@ def main(arguments: list[str]) -> int:
   parser.add_argument('workdir', help='workdir of the run, or its ' + log_lib.NAME)
   trust.add_flag(parser)
   flags = parser.parse(arguments)
-  if flags.trust:
-    trust.allow_all()
   path = flags.workdir
   return _compare(os.path.dirname(path) if path.endswith('.jsonl') else path)
 
