@@ -48,7 +48,9 @@ class HostMirror:
     self._processes, self._every = processes, every
     inherited = processes.generation.descriptors
     self._slots = [memory_slot.Slot(name, inherited.get(name)) for name in _NAMES]
-    self._is_divided = [any(_batch_axes(leaf.sharding.spec)) for leaf in self._leaves]
+    # Whether a mesh divides the array over axes of the batch.
+    axes = [jax.tree.leaves(tuple(leaf.sharding.spec)) for leaf in self._leaves]
+    self._is_divided = [not {*mesh_lib.BATCH}.isdisjoint(names) for names in axes]
     self._pending: tuple[int, Any] | None = None  # step and copies that are not written yet
     self._thread: threading.Thread | None = None
     self._first: tuple[int, float] | None = None  # first step, and when it was made
@@ -287,12 +289,6 @@ class HostMirror:
       words[0, : len(part)] = part
       summed = add(jax.make_array_from_process_local_data(divided, words))
       part[:] = np.asarray(summed.addressable_data(0))[: len(part)]
-
-
-def _batch_axes(spec):
-  """Axes of the batch over which a sharding divides an array."""
-  names = [name for part in spec for name in (part if isinstance(part, tuple) else (part,))]
-  return [name for name in names if name in mesh_lib.BATCH]
 
 
 def _block(index, shape):

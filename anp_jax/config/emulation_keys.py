@@ -16,33 +16,18 @@ _SLEEP: dict[str, Any] = {'only_if': ('emulate.sleep', ('True',))}
 
 
 def bytes_per_second(text: str) -> float:
-  """Returns a bandwidth in bytes per second; 0 for ''.
+  """Returns a bandwidth in bytes per second; 0 for '' or another text.
 
   Args:
     text: bandwidth as tc writes it, such as '100mbit'.
-
-  Raises:
-    ValueError: for any other text.
   """
-  if not text:
-    return 0.0
   match = _BANDWIDTH.fullmatch(text)
-  if not match or not float(match[1]):
-    raise ValueError(text)
-  return float(match[1]) * _UNITS[match[2]] / 8
+  return float(match[1]) * _UNITS[match[2]] / 8 if match else 0.0
 
 
 def sleeps(config: ml_collections.ConfigDict) -> bool:
   """Returns whether a sleep replaces the network's computation."""
   return config.emulate.enabled and config.emulate.sleep
-
-
-def _is_bandwidth(text):
-  try:
-    bytes_per_second(text)
-  except ValueError:
-    return False
-  return True
 
 
 def _check_slow(key, pairs):
@@ -89,7 +74,7 @@ KEYS = {
   'bandwidth': value(
     '',
     "bandwidth of each process's link, per direction, such as 100mbit; '': no limit",
-    _is_bandwidth,
+    lambda text: not text or bytes_per_second(text),
     f"a bandwidth such as '100mbit', in {', '.join(_UNITS)}, or '' for no limit",
     resumable=True,
     **_SWITCH,

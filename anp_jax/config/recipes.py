@@ -52,8 +52,8 @@ def find(path: str) -> str:
   file = shipped() / name
   if folder == _FOLDER and file.is_file():
     return str(file)
-  nearby = _names(os.path.dirname(path))
-  names = nearby + [n for n in _shipped_names() if n not in nearby]
+  shipped_names = [f'{_FOLDER}/{recipe.name}' for recipe in shipped().glob('*.py')]
+  names = [*_names(os.path.dirname(path)), *sorted(shipped_names)]
   raise errors.ConfigError(f'--config: no file {path!r}{errors.nearest(path, names)}')
 
 
@@ -96,11 +96,6 @@ def read(path: str, variant: str) -> ml_collections.ConfigDict:
   if not isinstance(config, ml_collections.ConfigDict):
     raise errors.ConfigError(f'{path}: get_config must return a ConfigDict')
   return config
-
-
-def _shipped_names():
-  """The names of the shipped recipes, as they are typed."""
-  return sorted(f'{_FOLDER}/{file.name}' for file in shipped().glob('*.py'))
 
 
 def _names(folder):

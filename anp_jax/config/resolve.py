@@ -290,16 +290,14 @@ def _frozen(values):
 
 
 def _nested(values):
-  config = ml_collections.ConfigDict()
+  result: dict[str, Any] = {}
   for key, value in values.items():
     *groups, leaf = key.split('.')
-    group = config
+    group = result
     for name in groups:
-      if name not in group:
-        group[name] = ml_collections.ConfigDict()
-      group = group[name]
+      group = group.setdefault(name, {})
     group[leaf] = value
-  return config
+  return ml_collections.ConfigDict(result)
 
 
 def _tuples(value):

@@ -56,7 +56,9 @@ class Vocabulary:
       if has_control(name):
         raise config_lib.ConfigError(f'the name {name[:80]!r} holds a control character')
     is_derived = adjectives is None and nouns is None
-    is_anp = _are_pairs(names) if is_derived else bool(adjectives or nouns)
+    is_anp = bool(adjectives or nouns)
+    if is_derived:
+      is_anp = all(map(_is_pair, names)) and _factors_recur(names)
     if is_anp:
       _refuse_plain(names, 'class ', 0, _GIVEN)
     orders = []
@@ -319,10 +321,6 @@ def _words(names, is_anp):
   if not is_anp or not names:
     return (), ()
   return tuple(zip(*(name.split('_') for name in names)))
-
-
-def _are_pairs(names):
-  return all(map(_is_pair, names)) and _factors_recur(names)
 
 
 def _factors_recur(names):

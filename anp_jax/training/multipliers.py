@@ -13,7 +13,6 @@ import re
 from typing import Any
 
 from flax import linen as nn
-import jax
 from jax import lax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
@@ -25,11 +24,6 @@ from anp_jax.parallel import mesh as mesh_lib
 
 _STAGE = re.compile(r'stage(\d+)_(?:block(\d+))?')
 Rules = Sequence[tuple[str, float]]
-
-
-def is_on(value: float | jax.Array) -> bool:
-  """Whether a number has an effect: one that a program receives is not 0."""
-  return isinstance(value, jax.Array) or value != 0
 
 
 def factor(rules: Rules, name: str) -> float:

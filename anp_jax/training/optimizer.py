@@ -146,7 +146,9 @@ def create(
   if o.clip_norm:
     clip = optax.clip_by_global_norm(o.clip_norm)
     effects.append(clip if whole_leaves else optax.identity())
-  if multipliers.is_on(o.weight_decay) and not _is_decoupled(o):
+  # A number that a program receives is not 0.
+  has_decay = isinstance(o.weight_decay, jax.Array) or o.weight_decay != 0
+  if has_decay and not _is_decoupled(o):
     effects.append(_decay(o, whole_leaves))
   effects.append(_optimizer(o, rate))
   if o.multipliers or multipliers.layer_decay(config) != 1:

@@ -67,9 +67,8 @@ class ArrowRows:
 
 
 @functools.lru_cache(4)
-def _table(paths: Sequence[str], states: Sequence[tuple[int, int]]) -> pa.Table:
+def _table(paths: Sequence[str], _states: Sequence[tuple[int, int]]) -> pa.Table:
   """The rows of files in these states; a process has many tasks on the same ones."""
-  del states
   tables = [table_cache.read(path) for path in paths]
   for path, table in zip(paths, tables):
     if table.schema != tables[0].schema:

@@ -265,8 +265,7 @@ def _fill(rng, adjective, ink, second, centre, radius):
   return Image.fromarray((pixels * 255).astype(np.uint8))
 
 
-def _stripes(x, y, scale):
-  del x  # they lie flat
+def _stripes(_, y, scale):  # they lie flat
   wave = np.sin(y * (2 * math.pi / (11.0 * scale)))
   # About a pixel of transition.
   return np.clip(0.5 + 1.4 * wave, 0, 1)
@@ -288,9 +287,9 @@ def _encode(rng, image):
   return buffer.getvalue()
 
 
-def _polar(radii, start=-90.0):
-  """Points at equal angles and given radii; -90 degrees is up."""
-  angles = np.radians(start + np.arange(len(radii)) * 360 / len(radii))
+def _polar(radii):
+  """Points at equal angles, from -90 degrees on, which is up, and given radii."""
+  angles = np.radians(-90 + np.arange(len(radii)) * 360 / len(radii))
   radii = np.asarray(radii)
   return np.stack([radii * np.cos(angles), radii * np.sin(angles)], -1)
 

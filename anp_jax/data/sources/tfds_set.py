@@ -49,7 +49,7 @@ class TfdsSet(source_lib.Source):
     self.vocabulary = _vocabulary(builder.info.features, self._label)
     self._size = part.num_examples
     self._paths = [os.fspath(path) for path in part.filepaths]
-    self._records = _records(builder, part)
+    self._records = _records(builder, self._paths, list(part.shard_lengths))
 
   def __len__(self) -> int:
     return self._size
@@ -179,16 +179,15 @@ def _check_features(directory, name):
           )
 
 
-def _records(builder, split_info):
+def _records(builder, paths, counts):
   """Random access to the records of a split's shards."""
   file_format = builder.info.file_format.value
   if file_format not in ('array_record', 'tfrecord'):
     raise config_lib.ConfigError(
       f'{builder.info.full_name} is stored as {file_format}, expected array_record or tfrecord'
     )
-  paths = [os.fspath(p) for p in split_info.filepaths]
   kind = shards.TfRecords if file_format == 'tfrecord' else shards.ArrayRecords
-  return kind(paths, list(split_info.shard_lengths))
+  return kind(paths, counts)
 
 
 def _vocabulary(features, label):

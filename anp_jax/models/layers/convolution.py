@@ -252,13 +252,11 @@ def add_bias(y: jax.Array, bias: jax.Array, platform: str = 'cpu') -> jax.Array:
   return y + bias
 
 
-def _add_bias_forward(y, bias, platform):
-  del platform
+def _add_bias_forward(y, bias, _):
   return y + bias, None
 
 
-def _add_bias_backward(platform, saved, dy):
-  del saved
+def _add_bias_backward(platform, _, dy):
   wide = dy.astype(jnp.promote_types(dy.dtype, jnp.float32))
   rows = wide.reshape(1, -1, dy.shape[-1])
   dbias = sums.over_rows(lambda x: x, rows, platform=platform)[0]

@@ -81,8 +81,7 @@ def _moments(x, axis_name, platform):
   return common, lax.pmean(var + jnp.square(mean - common), axis_name)
 
 
-def _backward(epsilon, axis_name, platform, saved, cotangents):
-  del epsilon
+def _backward(_, axis_name, platform, saved, cotangents):
   x, mean, inverse, scale = saved
   wide, dy = x.astype(mean.dtype), cotangents[0].astype(mean.dtype)
 

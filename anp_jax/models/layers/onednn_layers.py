@@ -287,8 +287,7 @@ def _mean_pool_forward(x, shape, over):
   return mean_pool(x, shape, over), None
 
 
-def _mean_pool_backward(shape, over, saved, dy):
-  del saved
+def _mean_pool_backward(shape, over, _, dy):
   spec = _pool_spec('backward', dy, shape, over)
   return (onednn.call(spec, jax.ShapeDtypeStruct(shape, dy.dtype), dy),)
 

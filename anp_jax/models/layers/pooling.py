@@ -67,8 +67,7 @@ def _windows(x, window, stride, padding):
 # own gradient would share that of equal values out, where XLA's and PyTorch's
 # give it to the first: hence a gradient by hand. It needs one byte a window.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _max_pool(x, shape, over):
-  del shape
+def _max_pool(x, _, over):
   slices = windows.slices(x, over, -jnp.inf)
   return functools.reduce(jnp.maximum, slices)
 
@@ -96,8 +95,7 @@ _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _avg_pool(x, shape, over):
-  del shape
+def _avg_pool(x, _, over):
   slices = windows.slices(x, over, 0)
   return functools.reduce(jnp.add, slices) / math.prod(over.shape)
 
@@ -106,8 +104,7 @@ def _avg_pool_forward(x, shape, over):
   return _avg_pool(x, shape, over), None
 
 
-def _avg_pool_backward(shape, over, saved, dy):
-  del saved
+def _avg_pool_backward(shape, over, _, dy):
   share = dy / math.prod(over.shape)
   dx = windows.gather_back(lambda i, j, share: share, [share], [0], shape, over)
   return (dx,)
