@@ -1,4 +1,4 @@
-"""Tests of open_files: sets of more shards than a process may open."""
+"""Tests of stored_images: sets of more shards than a process may open."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anp_jax.data.input import corruption
-from anp_jax.data.sources import open_files, stored_images
+from anp_jax.data.sources import stored_images
 from tests import builders, launching
 
 _SHARDS = 300
@@ -77,7 +77,7 @@ def test_the_file_used_longest_ago_is_closed(tmp_path, monkeypatch, quick_collec
     opened.append(key)
     return open(tmp_path / str(key), 'wb')
 
-  files = open_files.keep_open(open_file)
+  files = stored_images.keep_open(open_file)
   first = files(0)
   for key in (1, 2, 3, 0, 4, 0, 1):
     files(key)

@@ -44,7 +44,7 @@ class Arrays(source_lib.Source):
     return len(self._labels)
 
   def read(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Pixels (height, width, 3) by index, and labels."""
+    """Pixels (height, width, 3), or vectors (1, 1, width), by index, and labels."""
     # Grey images become three channels here. A stack of images that are not
     # contiguous would not be contiguous either, and slow to copy to a device.
     images = [np.ascontiguousarray(self._images[i]) for i in indices]

@@ -13,13 +13,13 @@ import safetensors
 from anp_jax import config as config_lib
 from anp_jax.config import data_keys
 from anp_jax.data import vocabulary
-from anp_jax.data.sources import class_texts, source as source_lib, splits
+from anp_jax.data.sources import arrays as arrays_lib, class_texts, splits
 from anp_jax.system import error_lines, files
 
 ARRAY = 'features'  # the array that is read where none is named
 
 
-class Features(source_lib.Source):
+class Features(arrays_lib.Arrays):
   """Vectors in memory, those of one split.
 
   The text after `features:` is FILE[#ARRAY], or several with commas between them: then an
@@ -58,21 +58,10 @@ class Features(source_lib.Source):
           other_names, other_values = read(path, array)
           check_widths(path, [other_values], [values.shape[1]])
           all_classes |= {*_classes(text, other_names)}
-    self._names, self._vectors = names, vectors[:, None, None]
+    self._names, self._images = names, vectors[:, None, None]
     self.vocabulary = vocabulary.Vocabulary(tuple(sorted(all_classes)))
     ids = {name: i for i, name in enumerate(self.vocabulary.names)}
     self._labels = np.array([ids[name] for name in classes], np.int32)
-
-  def __len__(self) -> int:
-    return len(self._labels)
-
-  def read(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Vectors (1, 1, width) float32 by index, and labels."""
-    return [self._vectors[i] for i in indices], self._labels[indices]
-
-  def labels(self) -> np.ndarray:
-    """(n,) int32, of all examples."""
-    return self._labels
 
   def example_name(self, index: int) -> str:
     """The name that the file has for an example."""

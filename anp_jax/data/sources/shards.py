@@ -6,7 +6,7 @@ import struct
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import open_files, stored_images
+from anp_jax.data.sources import stored_images
 
 
 class TfRecords:
@@ -48,7 +48,7 @@ class ArrayRecords:
     """Opens shards; arguments and errors are those of `TfRecords`."""
     self._paths = paths
     self._ends = np.cumsum(counts)
-    self._reader = open_files.keep_open(self._open)
+    self._reader = stored_images.keep_open(self._open)
     for shard, (path, count) in enumerate(zip(paths, counts)):
       try:
         reader = self._reader(shard)

@@ -3,17 +3,22 @@
 from collections.abc import Callable, Sequence
 import functools
 import os
+import resource
 import stat
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import open_files
 from anp_jax.system import files as files_lib
 
 # TensorFlow's readers count bytes in 32 bits.
 _MAX_BYTES = 2**31 - 1
+# Most files that one source keeps open, and its share of the descriptors: there are
+# two sources in a run, and much else needs some.
+_MOST_OPEN, _OPEN_SHARE = 256, 1 / 4
+
+File = TypeVar('File')
 
 
 class UnusableError(Exception):
@@ -126,6 +131,23 @@ class Storage(Protocol):
     """The files of these indices, in their order."""
 
 
+def keep_open(open_file: Callable[[int], File]) -> Callable[[int], File]:
+  """A function from a file's number to the open file, for any thread.
+
+  Files stay open between reads, never more than the process may hold: the one that
+  was used longest ago is dropped first.
+
+  Args:
+    open_file: opens the file of a number. The file is closed when its last
+      reference goes, so no thread reads from a closed file.
+  """
+  limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  most = _MOST_OPEN
+  if limit != resource.RLIM_INFINITY:
+    most = max(1, min(most, int(limit * _OPEN_SHARE)))
+  return functools.lru_cache(most)(open_file)
+
+
 class FileRanges:
   """Images within other files, such as the members of tar files."""
 
@@ -140,7 +162,7 @@ class FileRanges:
       states: size and time of each file.
     """
     self._paths, self._places, self._states = paths, places, states
-    self._file = open_files.keep_open(self._open)
+    self._file = keep_open(self._open)
 
   def __reduce__(self):
     return FileRanges, (self._paths, self._places, self._states)
