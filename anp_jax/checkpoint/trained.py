@@ -9,7 +9,6 @@ import itertools
 import os
 from typing import Any
 
-from absl import logging
 from flax import linen as nn
 import jax
 import ml_collections
@@ -71,10 +70,10 @@ def load(path: str) -> Trained:
   """
   folder = find(path)
   try:
-    with _quiet():
-      meta = _read_meta(folder)
-      saved_run.check_values(meta['config'])
-      state = _read_state(folder)
+    meta = ocp.JsonCheckpointHandler().restore(_orbax_path(folder, 'meta'))
+    reader.check_whole(meta)
+    saved_run.check_values(meta['config'])
+    state = _read_state(folder)
   except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
     raise config_lib.ConfigError(
       f'{folder} cannot be read whole: {error_lines.typed_line(e)}'
@@ -124,13 +123,6 @@ def vocabulary(folder: str) -> vocabulary_lib.Vocabulary:
   )
 
 
-def _read_meta(folder):
-  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-    meta = checkpointer.restore(_orbax_path(folder, 'meta'))
-  reader.check_whole(meta)
-  return meta
-
-
 def _orbax_path(folder, item):
   """The path of a checkpoint's item, for Orbax."""
   return remote.path(os.path.abspath(os.path.join(folder, item)))
@@ -139,11 +131,11 @@ def _orbax_path(folder, item):
 def _read_state(folder):
   """Reads those parts of a TrainState that are used, as NumPy arrays."""
   path = _orbax_path(folder, _STATE)
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    tree = checkpointer.metadata(path).item_metadata.tree
+  with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+    tree = handler.metadata(path).tree
     used = {name: tree['state'][name] for name in _USED}
     target = {'state': used, 'sums': tree['sums']}
-    restored = checkpointer.restore(
+    restored = handler.restore(
       path,
       args=ocp.args.PyTreeRestore(
         jax.tree.map(lambda _: 0, target),
@@ -166,17 +158,6 @@ def _check_sums(restored, tree):
       if checksums.of_array(leaf) != saved:
         name = f'{field.name}/{mesh_lib.path_name(path)}'
         raise ValueError(f'the bytes of {name} are not those that were saved')
-
-
-@contextlib.contextmanager
-def _quiet():
-  """Keeps Orbax from warning of a file that it no longer writes."""
-  before = logging.get_verbosity()
-  logging.set_verbosity(logging.ERROR)
-  try:
-    yield
-  finally:
-    logging.set_verbosity(before)
 
 
 def _score(folder):
