@@ -211,13 +211,11 @@ class HostMirror:
   def _shifted(self, leaf, spec):
     count = mesh_lib.batch_devices(self._mesh)
     pairs = [((i + self._shift) % count, i) for i in range(count)]
-    return jax.shard_map(
-      lambda block: lax.ppermute(block, mesh_lib.BATCH, pairs),
-      mesh=self._mesh,
-      in_specs=spec,
-      out_specs=spec,
-      check_vma=False,
-    )(leaf)
+
+    def shift(block):
+      return lax.ppermute(block, mesh_lib.BATCH, pairs)
+
+    return mesh_lib.mapped(shift, self._mesh, spec, spec)(leaf)
 
   @property
   def _shift(self):

@@ -89,6 +89,13 @@ def mesh_of(abstract_tree: Any) -> jsharding.Mesh:
   return jax.tree.leaves(abstract_tree)[0].sharding.mesh
 
 
+def mapped(function: Callable, mesh: jsharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
+  """A function of each device's parts, mapped over the mesh; not jitted."""
+  # Unchecked, so that a user's module may scan over constants; communication is
+  # explicit in the strategy, and tests read it from the compiled program.
+  return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
 def path_name(path: Sequence[Any]) -> str:
   """A pytree path as text: 'stage1_block1/conv1/kernel'."""
   return '/'.join(str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))) for k in path)

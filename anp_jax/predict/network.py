@@ -12,10 +12,11 @@ import numpy as np
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.models import linear
+from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import onednn
 from anp_jax.training import mixing
 
-_P = jax.sharding.PartitionSpec
+_P = mesh_lib.P
 _AXIS = 'data'
 # Images a device, by default: XLA's convolutions on a CPU are quickest
 # with few, an accelerator's with many.
@@ -95,15 +96,8 @@ class Network:
     self._weights = jax.device_put(
       {'params': trained.params, **trained.stats}, jax.sharding.NamedSharding(mesh, _P())
     )
-    self._program = jax.jit(
-      jax.shard_map(
-        _program(trained, top, target, keeps_features),
-        mesh=mesh,
-        in_specs=(_P(), _P(_AXIS)),
-        out_specs=_P(_AXIS),
-        check_vma=False,
-      )
-    )
+    program = _program(trained, top, target, keeps_features)
+    self._program = jax.jit(mesh_lib.mapped(program, mesh, (_P(), _P(_AXIS)), _P(_AXIS)))
 
   def start(self, images: np.ndarray) -> Names:
     """Starts naming images (batch_size, ...), see `config.example`; see `names`."""

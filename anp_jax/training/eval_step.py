@@ -103,23 +103,12 @@ class EvalStep(step_context.StepContext):
     return microsteps.SequentialScores(
       count=count,
       shard=self._jitted(one_shard, batch_spec, P()),
-      add=jax.jit(
-        jax.shard_map(
-          add, mesh=mesh, in_specs=(batch_spec,) * count, out_specs=P(), check_vma=False
-        )
-      ),
+      add=jax.jit(mesh_lib.mapped(add, mesh, (batch_spec,) * count, P())),
       mesh=mesh,
     )
 
   def _jitted(self, shard, out_specs, *more_specs):
     """A shard's function of evaluated params, stats and a batch, jitted."""
     specs = jax.tree.map(lambda s: s.sharding.spec, self.abstract_replica.evaluated())
-    return jax.jit(
-      jax.shard_map(
-        shard,
-        mesh=self.mesh,
-        in_specs=(*specs, P(mesh_lib.BATCH), *more_specs),
-        out_specs=out_specs,
-        check_vma=False,
-      )
-    )
+    in_specs = *specs, P(mesh_lib.BATCH), *more_specs
+    return jax.jit(mesh_lib.mapped(shard, self.mesh, in_specs, out_specs))

@@ -77,14 +77,11 @@ class TrainStep(step_context.StepContext):
     """
     specs = jax.tree.map(lambda s: s.sharding.spec, self._abstract_state)
     group = self.strategy_step.per_group_spec
-    return jax.shard_map(
+    return mesh_lib.mapped(
       self.strategy_step.wrap_shard_step(self._shard_step),
-      mesh=self.mesh,
-      in_specs=(specs.params, specs.stats, P(), P(mesh_lib.BATCH)),
-      out_specs=step_sums.Reduced(specs.params, specs.stats, group, group, group, group),
-      # Off, so that a user's module may scan over constants; communication is
-      # explicit in the strategy, and tests read it from the compiled program.
-      check_vma=False,
+      self.mesh,
+      (specs.params, specs.stats, P(), P(mesh_lib.BATCH)),
+      step_sums.Reduced(specs.params, specs.stats, group, group, group, group),
     )
 
   @functools.cached_property
@@ -160,19 +157,13 @@ class TrainStep(step_context.StepContext):
         stats, *self.strategy_step.add_shards([*zip(shards, rows, strict=True)])
       )
 
-    mapped = functools.partial(jax.shard_map, mesh=self.mesh, check_vma=False)
-    return (
-      jax.jit(
-        mapped(
-          shard, in_specs=(specs.params, specs.stats, P(), batch_spec, P()), out_specs=batch_spec
-        )
-      ),
-      jax.jit(
-        lambda stats, batch, *shards: mapped(
-          add, in_specs=(specs.stats, batch_spec, *(batch_spec for _ in shards)), out_specs=P()
-        )(stats, batch, *shards)
-      ),
-    )
+    def add_mapped(stats, batch, *shards):
+      in_specs = specs.stats, batch_spec, *(batch_spec for _ in shards)
+      return mesh_lib.mapped(add, self.mesh, in_specs, P())(stats, batch, *shards)
+
+    in_specs = specs.params, specs.stats, P(), batch_spec, P()
+    mapped_shard = mesh_lib.mapped(shard, self.mesh, in_specs, batch_spec)
+    return jax.jit(mapped_shard), jax.jit(add_mapped)
 
   def _shard_step(self, params, stats, step, batch):
     """One device's part of a step."""

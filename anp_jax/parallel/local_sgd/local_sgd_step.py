@@ -138,13 +138,8 @@ class LocalStep(sync.SyncStep):
     def specs(tree):
       return jax.tree.map(lambda s: s.sharding.spec, tree)
 
-    return jax.shard_map(
-      function,
-      mesh=mesh_lib.mesh_of(arguments),
-      in_specs=specs(arguments),
-      out_specs=specs(result),
-      check_vma=False,
-    )
+    mesh = mesh_lib.mesh_of(arguments)
+    return mesh_lib.mapped(function, mesh, specs(arguments), specs(result))
 
 
 def _of_groups(single, copies):

@@ -159,15 +159,8 @@ def collective(name: str, mesh: jax.sharding.Mesh, axis: str, size: int) -> tupl
   function = {'gather': _gather, 'total': _total}[name]
   parts = mesh.shape[axis] if name == 'gather' else 1
   columns = max(size // 4 // parts // 64, 1)
-  mapped = jax.jit(
-    jax.shard_map(
-      functools.partial(function, axis=axis),
-      mesh=mesh,
-      in_specs=mesh_lib.P(),
-      out_specs=mesh_lib.P(),
-      check_vma=False,
-    )
-  )
+  one_axis = functools.partial(function, axis=axis)
+  mapped = jax.jit(mesh_lib.mapped(one_axis, mesh, mesh_lib.P(), mesh_lib.P()))
   zeros = jax.jit(
     lambda: jnp.zeros((64, columns), jnp.float32), out_shardings=mesh_lib.replicated(mesh)
   )()
