@@ -24,8 +24,14 @@ from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, errors, exits, outputs, saved_run, trust, urls
 from anp_jax.system import files
 
-# Platforms with a backend in JAX itself; --platforms takes rocm as well.
-_PLATFORMS = 'cpu,cuda,tpu'
+# Flags by name: default, metavar and help.
+_FLAGS = {
+  'checkpoint': ('', 'DIR', 'workdir, a checkpoint in one, or published weights'),
+  'labels': ('', 'FILE', 'names of the classes of published weights'),
+  'output': ('', 'DIR', 'output folder; created if missing'),
+  # Platforms with a backend in JAX itself; it takes rocm as well.
+  'platforms': ('cpu,cuda,tpu', 'LIST', 'target platforms of the program'),
+}
 
 
 @exits.with_status()
@@ -111,7 +117,10 @@ def _sizes(folder, names):
 
 
 def _parse(arguments):
-  flags = _parser().parse(arguments)
+  parser = argument_parser.Parser(prog='python -m anp_jax.export', description=__doc__)
+  parser.add_flags(_FLAGS)
+  trust.add_flag(parser)
+  flags = parser.parse(arguments)
   for name in ('checkpoint', 'output'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name}=DIR is missing')
@@ -122,19 +131,3 @@ def _parse(arguments):
   for name in flags.platforms:
     errors.check_choice(f'--platforms: {name!r}', name, exported.PLATFORMS)
   return flags
-
-
-def _parser():
-  parser = argument_parser.Parser(prog='python -m anp_jax.export', description=__doc__)
-  add = parser.add_argument
-  add('--checkpoint', metavar='DIR', help='workdir, a checkpoint in one, or published weights')
-  add('--labels', default='', metavar='FILE', help='names of the classes of published weights')
-  add('--output', metavar='DIR', help='output folder; created if missing')
-  add(
-    '--platforms',
-    default=_PLATFORMS,
-    metavar='LIST',
-    help='target platforms of the program (default: %(default)s)',
-  )
-  trust.add_flag(parser)
-  return parser

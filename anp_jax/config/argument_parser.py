@@ -1,7 +1,7 @@
 """The parser of every command's flags, whose errors are one line."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import os
 import re
 import sys
@@ -57,6 +57,20 @@ class Parser(argparse.ArgumentParser):
       version=f'anp_jax {anp_jax.__version__}',
       help='package version',
     )
+
+  def add_flags(self, flags: Mapping[str, tuple[Any, str, str]]) -> None:
+    """Adds flags of the type of their default; one that is False takes no value.
+
+    Args:
+      flags: default, metavar and help by name.
+    """
+    for name, (default, metavar, text) in flags.items():
+      if default is False:
+        self.add_argument(f'--{name}', action='store_true', help=text)
+        continue
+      text += ' (default: %(default)s)' * bool(default)
+      kind = type(default)
+      self.add_argument(f'--{name}', type=kind, default=default, metavar=metavar, help=text)
 
   def parse(self, arguments: list[str], keys: Iterable[str] = ()) -> argparse.Namespace:
     """Returns the flags; ConfigError for an unknown one, with the nearest.

@@ -20,15 +20,26 @@ from anp_jax.config import (
   urls,
 )
 
-# Flag, its default, the only mode that takes it, and why others do not.
-_FLAGS_OF_MODES = (
-  ('checkpoint', 'newest', 'evaluate', 'training resumes from the newest'),
-  ('output', '', 'evaluate', 'training writes into its workdir'),
-  ('sentiment', '', 'evaluate', 'it scores predictions'),
-  ('emotions', '', 'evaluate', 'it scores predictions'),
-  ('change', '', 'train', 'it changes a run that is resumed'),
-)
 _MODES = ('train', 'evaluate', *strategy_lib.TRIALS)
+# Flags by name: default, metavar and help.
+_FLAGS = {
+  'config': ('', 'FILE[:VARIANT]', 'recipe and variant; see configs/'),
+  'workdir': ('', 'DIR', 'run folder (default: a new one in runs/)'),
+  'mode': ('train', 'NAME', f'mode: {", ".join(_MODES)}'),
+  'checkpoint': ('newest', 'NAME', 'checkpoint for --mode=evaluate: newest, best or a step'),
+  'output': ('', 'DIR', 'output folder for --mode=evaluate (default: in the workdir)'),
+  'sentiment': ('', 'FILE', 'sentiment of pairs for --mode=evaluate, a table of VSO or MVSO'),
+  'emotions': ('', 'FILE', 'emotions of pairs for --mode=evaluate, a table of MVSO'),
+  'change': ('', 'KEYS', 'keys to change when resuming, such as optimizer.learning_rate,schedule'),
+}
+# Flag, the only mode that takes it, and why others do not.
+_FLAGS_OF_MODES = (
+  ('checkpoint', 'evaluate', 'training resumes from the newest'),
+  ('output', 'evaluate', 'training writes into its workdir'),
+  ('sentiment', 'evaluate', 'it scores predictions'),
+  ('emotions', 'evaluate', 'it scores predictions'),
+  ('change', 'train', 'it changes a run that is resumed'),
+)
 # What a mode sets, unless it is typed.
 _MODE_KEYS = {
   'range_test': {
@@ -53,8 +64,7 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
     ConfigError: for an unknown flag or value, with the nearest.
   """
   parser = argument_parser.Parser(prog='python main.py', description=description, add_help=False)
-  add = parser.add_argument
-  add(
+  parser.add_argument(
     '-h',
     '--help',
     nargs='?',
@@ -62,37 +72,8 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
     metavar='GROUP',
     help='this text, or the keys of a config group',
   )
-  add('--config', metavar='FILE[:VARIANT]', help='recipe and variant; see configs/')
-  add('--workdir', metavar='DIR', help='run folder (default: a new one in runs/)')
   parser.set_defaults(mode=mode)
-  if not mode:
-    add(
-      '--mode',
-      default='train',
-      metavar='NAME',
-      help=f'mode: {", ".join(_MODES)} (default: %(default)s)',
-    )
-  add(
-    '--checkpoint',
-    default='newest',
-    metavar='NAME',
-    help='checkpoint for --mode=evaluate: newest, best or a step (default: %(default)s)',
-  )
-  add(
-    '--output',
-    default='',
-    metavar='DIR',
-    help='output folder for --mode=evaluate (default: in the workdir)',
-  )
-  for name, table in ('sentiment', 'VSO or MVSO'), ('emotions', 'MVSO'):
-    text = f'{name} of pairs for --mode=evaluate, a table of {table}'
-    add(f'--{name}', default='', metavar='FILE', help=text)
-  add(
-    '--change',
-    default='',
-    metavar='KEYS',
-    help='keys to change when resuming, such as optimizer.learning_rate,schedule',
-  )
+  parser.add_flags({name: _FLAGS[name] for name in _FLAGS if name != 'mode' or not mode})
   trust.add_flag(parser)
   _add_process_flags(parser)
   flags = parser.parse(arguments, resolve.known_keys())
@@ -233,7 +214,8 @@ def _wanted_config(flags, overrides, run):
 def _check_mode(flags, config):
   """Refuses flags of another mode, and a mode that the config cannot have."""
   strategy = strategy_lib.find(config)
-  for name, default, mode, reason in _FLAGS_OF_MODES:
+  for name, mode, reason in _FLAGS_OF_MODES:
+    default = _FLAGS[name][0]
     text = f'--{name}={getattr(flags, name)}'
     if text == f'--{name}={default}':
       continue

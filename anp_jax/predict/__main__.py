@@ -43,7 +43,7 @@ _FLAGS = {
     'file, a folder as transformers writes it, package:NAME of an installed package with weights',
   ),
   'labels': ('', 'FILE', 'names of the classes of published weights, one per line'),
-  'top': (5, 'N', 'names per file (default: %(default)s)'),
+  'top': (5, 'N', 'names per file'),
   'output': ('', 'FILE', 'default: standard output'),
   'format': ('', 'NAME', "csv or jsonl (default: by the output's suffix, else csv)"),
   'sentiment': ('', 'FILE', 'VSO or MVSO: how positive a pair is'),
@@ -147,12 +147,7 @@ def _check_outputs(flags):
 def _parser():
   parser = argument_parser.Parser(prog='python -m anp_jax.predict', description=__doc__)
   parser.add_argument('paths', nargs='*', metavar='PATHS', help='files, folders, -')
-  for name, (default, metavar, text) in _FLAGS.items():
-    if default is False:
-      parser.add_argument(f'--{name}', action='store_true', help=text)
-    else:
-      arguments = {'type': type(default), 'default': default, 'metavar': metavar}
-      parser.add_argument(f'--{name}', help=text, **arguments)
+  parser.add_flags(_FLAGS)
   trust.add_flag(parser)
   return parser
 

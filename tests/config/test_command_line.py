@@ -181,7 +181,7 @@ def test_a_run_beside_its_data_is_well(run, tmp_path):
     ('--train_split={tmp}/split.txt', ['give the classes (--lists)']),
     ('--trainsplit=train', ["did you mean '--train_split'?"]),
     ('--lists={tmp}/names.txt', ["'sofa' is not an", '--pairs=no']),
-    ('--pairs=on', ['--pairs', "'auto', 'yes', 'no'"]),
+    ('--pairs=on', ['--pairs=on', 'one of auto, yes, no']),
   ],
 )
 def test_prepare_names_flags_of_its_own(flag, words, tmp_path, capsys):

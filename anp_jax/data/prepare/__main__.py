@@ -23,16 +23,20 @@ import re
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, exits, outputs
+from anp_jax.config import argument_parser, errors, exits, outputs
 from anp_jax.data.prepare import actions as actions_lib, fetch, folder, worker_pool
 from anp_jax.data.sources import listings
 from anp_jax.system import cores, interrupts
 
 _FROM = """folder of class folders, with or without split folders; or list:FILE, tar:PATTERN,
 hf:PATH, see docs/data.md; or URLS.tsv, whose photographs are fetched to --path"""
-_OVERWRITE = 'replace a set of that name that was made from something else, or before files changed'
 # Flags by name: default, metavar and help.
 _FLAGS = {
+  'overwrite': (
+    False,
+    '',
+    'replace a set of that name that was made from something else, or before files changed',
+  ),
   'name': ('', 'NAME', 'name of the set'),
   'data_dir': ('', 'DIR', 'folder of sets (default: $ANP_DATA, else a cache folder)'),
   'workers': (0, 'N', 'worker processes; 0: as many as cores'),
@@ -96,15 +100,8 @@ def _parser():
     description=__doc__,
     epilog='kinds, and the actions on each, the default first:\n' + ''.join(kinds),
   )
-  add = parser.add_argument
-  add('--from', dest='source', required=True, metavar='PATH', help=_FROM)
-  add('--overwrite', action='store_true', help=_OVERWRITE)
-  for name, (default, metavar, text) in _FLAGS.items():
-    if default:
-      text += ' (default: %(default)s)'
-    choices = ('auto', 'yes', 'no') if name == 'pairs' else None
-    value = {'type': type(default), 'default': default, 'choices': choices}
-    add(f'--{name}', metavar=metavar, help=text, **value)
+  parser.add_argument('--from', dest='source', required=True, metavar='PATH', help=_FROM)
+  parser.add_flags(_FLAGS)
   return parser
 
 
@@ -114,6 +111,7 @@ def _check(flags):
       f'--from={flags.source}: expected images; such a set is trained on as it is: '
       f'--config.data.source={flags.source}'
     )
+  errors.check_choice(f'--pairs={flags.pairs}', flags.pairs, ('auto', 'yes', 'no'))
   for name, least in _LEAST.items():
     value = getattr(flags, name)
     if value < least:

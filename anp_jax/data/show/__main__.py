@@ -27,6 +27,14 @@ from anp_jax.data.sources import agreement, balance, source as source_lib
 
 _MAX_COUNT = 1000  # a sheet of more would not open in every viewer
 _STREAM = 2  # of random numbers, see `index_shuffle`
+# Flags by name: default, metavar and help.
+_FLAGS = {
+  'config': ('', 'FILE[:VARIANT]', 'recipe; see configs/'),
+  'output': ('show', 'DIR', 'folder for the pictures'),
+  'count': (36, 'N', 'examples per sheet'),
+  'step': (0, 'N', 'training step whose examples are shown (default: 0)'),
+  'stats': (False, '', 'counts only, no pictures'),
+}
 _DRAWING = ('output', 'count', 'step')
 
 
@@ -113,7 +121,8 @@ def spread(seed: int, count: int, size: int) -> np.ndarray:
 
 
 def _parse(arguments):
-  parser = _parser()
+  parser = argument_parser.Parser(prog='python -m anp_jax.data.show', description=__doc__)
+  parser.add_flags(_FLAGS)
   flags = parser.parse(arguments, config_lib.known_keys())
   if not flags.config:
     raise config_lib.ConfigError('--config=FILE[:VARIANT] is missing; see configs/')
@@ -127,18 +136,6 @@ def _parse(arguments):
   if not flags.stats:
     outputs.check_folder('--output', flags.output)
   return flags
-
-
-def _parser():
-  parser = argument_parser.Parser(prog='python -m anp_jax.data.show', description=__doc__)
-  add = parser.add_argument
-  add('--config', metavar='FILE[:VARIANT]', help='recipe; see configs/')
-  add('--output', default='show', metavar='DIR', help='folder for the pictures (default: show)')
-  add('--count', type=int, default=36, metavar='N', help='examples per sheet (default: 36)')
-  text = 'training step whose examples are shown (default: 0)'
-  add('--step', type=int, default=0, metavar='N', help=text)
-  add('--stats', action='store_true', help='counts only, no pictures')
-  return parser
 
 
 def _open(config):
