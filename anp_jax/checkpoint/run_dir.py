@@ -40,7 +40,7 @@ def with_sizes(
   Raises:
     ConfigError: if files of features cannot be read.
   """
-  saved = saved_run.read(workdir) if workdir else {}
+  saved = saved_run.read(workdir)
   expected = saved.get('data.widths', ()) if saved and saved_run.has_checkpoints(workdir) else ()
   if widths := features.widths(config, expected):
     config = config_lib.replaced(config, {'data.widths': widths})

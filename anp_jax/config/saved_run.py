@@ -22,14 +22,14 @@ _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, Recursi
 _PUBLISHED = 'anp_jax.checkpoint.weights.published_weights'
 
 
-def read(workdir: str | None) -> dict:
-  """Returns the flat config of the run in a workdir; {} without a run.
+def read(workdir: str) -> dict:
+  """Returns the flat config of the run in a workdir; {} without a run, or for ''.
 
   Raises:
     ConfigError: if it cannot be read.
   """
-  path = os.path.join(workdir or '', FILE)
-  if not os.path.isfile(path):
+  path = os.path.join(workdir, FILE)
+  if not workdir or not os.path.isfile(path):
     return {}
   try:
     with open(path, encoding='utf-8') as f:
@@ -64,12 +64,12 @@ def file_above(name: str, path: str) -> str:
   return next(filter(os.path.isfile, (os.path.join(p, name) for p in folders)), '')
 
 
-def check(workdir: str | None) -> None:
+def check(workdir: str) -> None:
   """Refuses to evaluate a path that is not a folder; names the nearest run."""
-  if not os.path.isdir(workdir or ''):
+  if not os.path.isdir(workdir):
     what = f', not {workdir!r}' if workdir else ''
     raise errors.ConfigError(
-      f'--mode=evaluate needs the --workdir of a run{what}{nearest_run(workdir or "")}'
+      f'--mode=evaluate needs the --workdir of a run{what}{nearest_run(workdir)}'
     )
 
 
@@ -113,7 +113,7 @@ def saved_steps(folder: str) -> list[int]:
   return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
 
 
-def has_checkpoints(workdir: str | None, kinds: Iterable[str] = (NEWEST, BEST)) -> bool:
+def has_checkpoints(workdir: str, kinds: Iterable[str] = (NEWEST, BEST)) -> bool:
   """Returns whether any step of a run was saved in a workdir."""
   return any(saved_steps(os.path.join(workdir, kind)) for kind in kinds if workdir)
 

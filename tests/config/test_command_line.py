@@ -209,6 +209,14 @@ def test_a_required_flag_that_is_mistyped_is_named(capsys):
   assert "'--form=photos'; did you mean '--from'?" in text
 
 
+@pytest.mark.parametrize('text', ['[]', '{"seed": 1}'])
+def test_a_config_in_the_working_directory_is_of_no_run(text, tmp_path, capsys, monkeypatch):
+  (tmp_path / 'config.json').write_text(text)
+  monkeypatch.chdir(tmp_path)
+  line = _line(capsys, main.main, 'main.py', '--mode=evaluate')
+  assert line == 'error: --mode=evaluate needs the --workdir of a run'
+
+
 _RECIPE = '--config=configs/resnet_anp.py'
 
 
