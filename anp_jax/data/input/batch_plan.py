@@ -144,19 +144,10 @@ class BatchPlan:
 class OneBatch(BatchPlan):
   """A plan of a single batch: nothing is read that is not shown.
 
-  Attributes:
-    chosen: (n,) int64 indices of its examples; None: those of the plan.
+  Without training, the rows of step 0 are the indices of its examples.
   """
-
-  chosen: np.ndarray | None = None
 
   @property
   def steps(self) -> int:
     """The end of the stream."""
     return self.start + 1
-
-  def indices(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The plan's, or the chosen examples, each at a position of its own."""
-    if self.chosen is None:
-      return super().indices(count)
-    return np.arange(len(self.chosen)), self.chosen, np.ones(len(self.chosen), np.float32)

@@ -80,7 +80,9 @@ def examples(
   """
   # The rows of successive steps are one stretch of the stream, so that a batch
   # longer than a step's holds what several steps do.
-  rows = np.arange(count if training else min(count, len(source)))
+  rows = np.arange(count)
+  if not training:
+    rows = spread(config.seed, min(count, len(source)), len(source))
   plan = batch_plan.OneBatch(
     config,
     len(source),
@@ -89,7 +91,6 @@ def examples(
     training,
     step if training else 0,
     sampler=balance.sampler(config, source) if training else None,
-    chosen=None if training else spread(config.seed, len(rows), len(source)),
   )
   (batch,) = pipeline.batches(source, plan)
   if training and augment.is_strong(config):

@@ -98,10 +98,7 @@ def read(
   """
   if not len(indices):
     return {}
-  rows = np.arange(len(indices))
-  plan = batch_plan.OneBatch(
-    config, len(source), len(rows), rows, training=False, chosen=np.asarray(indices, np.int64)
-  )
+  plan = batch_plan.OneBatch(config, len(source), len(indices), indices, training=False)
   (batch,) = pipeline.batches(source, plan)
   return dict(zip(indices.tolist(), batch['image']))
 
