@@ -84,16 +84,16 @@ def replicated(mesh: jsharding.Mesh) -> jsharding.NamedSharding:
   return jsharding.NamedSharding(mesh, P())
 
 
-def mesh_of(abstract_tree: Any) -> jsharding.Mesh:
-  """The mesh of a pytree of jax.ShapeDtypeStruct with shardings."""
-  return jax.tree.leaves(abstract_tree)[0].sharding.mesh
-
-
 def mapped(function: Callable, mesh: jsharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
   """A function of each device's parts, mapped over the mesh; not jitted."""
   # Unchecked, so that a user's module may scan over constants; communication is
   # explicit in the strategy, and tests read it from the compiled program.
   return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def mesh_of(abstract_tree: Any) -> jsharding.Mesh:
+  """The mesh of a pytree of jax.ShapeDtypeStruct with shardings."""
+  return jax.tree.leaves(abstract_tree)[0].sharding.mesh
 
 
 def path_name(path: Sequence[Any]) -> str:
