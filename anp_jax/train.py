@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from anp_jax import cluster, config as config_lib, run as run_lib
 from anp_jax.cluster import preemption
-from anp_jax.config import emulation_keys, strategy as strategy_lib, trust
+from anp_jax.config import emulation_keys, errors, strategy as strategy_lib, trust
 from anp_jax.ensemble import ensemble_run
 from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import analysis_run as analysis
@@ -97,11 +97,9 @@ def _emulate(config, mode: str, processes: cluster.Processes) -> None:
   joined = strategy_lib.find(config).joins_jax(config, mode)
   bandwidth = config.emulate.bandwidth
   paces_sockets = bool(bandwidth) and joined and processes.count > 1
-  if paces_sockets and not emulation.can_pace_sockets():
-    raise config_lib.ConfigError(
-      f"config.emulate.bandwidth={bandwidth!r}: expected '' here: only Linux "
-      'paces the connections of collectives'
-    )
+  good = not paces_sockets or emulation.can_pace_sockets()
+  words = "'' here: only Linux paces the connections of collectives"
+  errors.check(good, 'emulate.bandwidth', bandwidth, words)
   emulation.begin(processes.index, emulation_keys.bytes_per_second(bandwidth), paces_sockets)
 
 

@@ -94,11 +94,10 @@ def resolved(
   rules.check_together(values)
   strategy = strategy_lib.by_name(values[_NAME])
   strategy.check(values)
-  if values['ensemble.seeds'] and not simulation_keys.has_one_loop(strategy, values):
-    raise errors.ConfigError(
-      f"config.ensemble.seeds={values['ensemble.seeds']!r}: expected '' with "
-      f'{_NAME}={strategy.name}, which has no single loop of steps'
-    )
+  seeds = values['ensemble.seeds']
+  words = f"'' with {_NAME}={strategy.name}, which has no single loop of steps"
+  good = not seeds or simulation_keys.has_one_loop(strategy, values)
+  errors.check(good, 'ensemble.seeds', seeds, words)
   return _frozen(values)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.config import emulation_keys, networks, strategy as strategy_lib, trust
+from anp_jax.config import emulation_keys, errors, networks, strategy as strategy_lib, trust
 from anp_jax.system import cores, onednn
 
 _CONVNETS = {
@@ -126,10 +126,8 @@ def _network(config, num_classes, platform, axis_name):
       **efficientnet.NETWORKS[m.name], drop_path=m.drop_path, dropout=m.dropout, **norm, **common
     )
   fields = resnet.NETWORKS[m.name]
-  if m.width < resnet.least_width(fields):
-    raise config_lib.ConfigError(
-      f'config.model.width={m.width}: expected at least {resnet.least_width(fields)} for {m.name}'
-    )
+  least = resnet.least_width(fields)
+  errors.check(m.width >= least, 'model.width', m.width, f'at least {least} for {m.name}')
   return resnet.ResNet(
     **fields, width=m.width, version=m.version, zero_init=m.zero_init, **norm, **common
   )

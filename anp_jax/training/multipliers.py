@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 import optax
 
 from anp_jax import config as config_lib
+from anp_jax.config import errors
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 
@@ -167,12 +168,12 @@ def check_layers(config: ConfigDict, params: Any) -> None:
     ConfigError: naming the network's modules.
   """
   names = _paths(params)
-  if layer_decay(config) != 1 and not any(map(_place, names)):
-    raise config_lib.ConfigError(
-      f'config.optimizer.layer_decay={layer_decay(config):g}: expected 1, or a '
-      'network whose modules are stage1_block1 and so on; those of '
-      f'{config.model.name} are {", ".join(_modules(names))}'
-    )
+  good = layer_decay(config) == 1 or any(map(_place, names))
+  words = (
+    '1, or a network whose modules are stage1_block1 and so on; those of '
+    f'{config.model.name} are {", ".join(_modules(names))}'
+  )
+  errors.check(good, 'optimizer.layer_decay', layer_decay(config), words)
 
 
 def check_that_some_train(rules: Rules, params: Any) -> None:
@@ -185,11 +186,9 @@ def check_that_some_train(rules: Rules, params: Any) -> None:
   Raises:
     ConfigError: naming the rules.
   """
-  if rules and not any(factor(rules, name) for name in _paths(params)):
-    raise config_lib.ConfigError(
-      f'config.optimizer.multipliers={rules!r}: expected a value above 0 for '
-      'some parameter, or nothing trains'
-    )
+  good = not rules or any(factor(rules, name) for name in _paths(params))
+  words = 'a value above 0 for some parameter, or nothing trains'
+  errors.check(good, 'optimizer.multipliers', rules, words)
 
 
 class Frozen:

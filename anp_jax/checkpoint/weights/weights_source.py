@@ -12,7 +12,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import families, naming as naming_lib, published_weights
-from anp_jax.config import data_keys, networks
+from anp_jax.config import data_keys, errors, networks
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import features
 from anp_jax.models import layers
@@ -80,10 +80,8 @@ def of_texts(
       an image's features of another length.
   """
   place = f'config.init.from={path!r}'
-  if config.model.name != 'linear' or config.model.head != 'joint':
-    raise config_lib.ConfigError(
-      f'{place}: expected config.model.name=linear and config.model.head=joint'
-    )
+  good = config.model.name == 'linear' and config.model.head == 'joint'
+  errors.check(good, 'init.from', path, 'config.model.name=linear and config.model.head=joint')
   texts, values = features.read(path.removeprefix(published_weights.TEXT))
   rows = {text: i for i, text in enumerate(texts)}
   if missing := [name for name in classes if name not in rows]:

@@ -13,8 +13,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from anp_jax import config as config_lib
-from anp_jax.config import data_keys
+from anp_jax.config import data_keys, errors
 from anp_jax.data import index_shuffle
 from anp_jax.data.input import augment
 from anp_jax.data.sources import balance
@@ -54,9 +53,8 @@ class BatchPlan:
 
   def __post_init__(self):
     version = self.config.data.stream
-    if self.training and version != data_keys.STREAM:
-      text = f'config.data.stream={version}: expected {data_keys.STREAM}, which this code draws'
-      raise config_lib.ConfigError(text)
+    good = not self.training or version == data_keys.STREAM
+    errors.check(good, 'data.stream', version, f'{data_keys.STREAM}, which this code draws')
 
   @property
   def steps(self) -> int | None:

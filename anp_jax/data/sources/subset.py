@@ -6,6 +6,7 @@ import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.config import errors
 from anp_jax.data import index_shuffle
 from anp_jax.data.sources import source as source_lib
 
@@ -119,11 +120,8 @@ def cut(labels: np.ndarray, imbalance: float, seed: int) -> np.ndarray:
   # So that 0.07 x 100 is not 6 by its last bit.
   first = np.floor((counts[present] / shares).min() + 1e-6)
   sizes = np.floor(first * shares + 1e-6).astype(np.int64)
-  if not sizes.min():
-    raise config_lib.ConfigError(
-      f'config.data.imbalance={imbalance!r}: expected less, for which the '
-      'smallest class keeps an example'
-    )
+  words = 'less, for which the smallest class keeps an example'
+  errors.check(sizes.min(), 'data.imbalance', imbalance, words)
   by_class = np.split(np.argsort(labels, kind='stable'), np.cumsum(counts)[:-1])
   chosen = []
   for label, size in zip(present, sizes, strict=True):
@@ -137,11 +135,8 @@ def cut(labels: np.ndarray, imbalance: float, seed: int) -> np.ndarray:
 def _without(source, labels, names):
   """Indices of the examples of all classes but those named."""
   vocabulary = source.vocabulary
-  if names and not vocabulary.is_anp:
-    raise config_lib.ConfigError(
-      f'config.data.held_out={tuple(names)!r}: expected () for {source.name}, '
-      'whose classes are no adjective_noun pairs'
-    )
+  words = f'() for {source.name}, whose classes are no adjective_noun pairs'
+  errors.check(not names or vocabulary.is_anp, 'data.held_out', tuple(names), words)
   ids = {name: i for i, name in enumerate(vocabulary.names)}
   for name in names:
     if name not in ids:
