@@ -6,7 +6,6 @@ of a run's state from one network's.
 """
 
 from collections.abc import Callable
-import dataclasses
 import functools
 import os
 from typing import Any
@@ -25,38 +24,6 @@ from anp_jax.data.sources import features
 from anp_jax.parallel import state as state_lib
 from anp_jax.system import files
 from anp_jax.training import build, objective as objective_lib
-
-
-@dataclasses.dataclass(frozen=True)
-class Matched:
-  """The tensors of a source, matched with those of a network.
-
-  Attributes:
-    source: source of the weights.
-    loaded: arrays by our names, cast to the network's dtype.
-    initialised: reasons for a random start, by our names.
-    unused: names in the source that the network lacks.
-    lines: lines for people, one for each tensor.
-  """
-
-  source: source_lib.Source
-  loaded: dict[str, np.ndarray]
-  initialised: dict[str, str]
-  unused: tuple[str, ...]
-  lines: tuple[str, ...]
-
-  def summary(self) -> str:
-    """Returns one line for the log of a run's start."""
-    initialised = f'{len(self.initialised)} initialised'
-    if self.initialised:
-      why = '; '.join(
-        f'{name.partition("/")[2]}: {text}' for name, text in self.initialised.items()
-      )
-      initialised += f' ({why})'
-    return (
-      f'weights  {len(self.loaded)} loaded, {initialised}, '
-      f'{len(self.unused)} unused of {self.source.path}'
-    )
 
 
 def load(
@@ -92,7 +59,9 @@ def load(
   abstract = flat({'params': program.abstract_replica.params, **program.abstract_replica.stats})
   # Before anything is read: Orbax lets processes wait for each other.
   _agree(published_weights.missing_path(path), gather)
-  problem, matched = '', None
+  problem = ''
+  loaded: dict[str, np.ndarray] = {}
+  lines: list[str] = []
   try:
     if path.startswith(published_weights.TEXT):
       source = source_lib.of_texts(path, config, abstract, vocabulary.names, exact)
@@ -100,19 +69,17 @@ def load(
       source = source_lib.read(path, config, abstract)
     head = set() if exact else classifier(config, vocabulary)
     outputs = source_lib.outputs(config, vocabulary)
-    matched = match(source, abstract, head, outputs)
+    loaded, lines = match(source, abstract, head, outputs)
   except config_lib.ConfigError as e:
     problem = str(e)
   _agree(problem, gather)
-  assert matched
   if folder and jax.process_index() == 0:
-    text = '\n'.join([matched.summary(), *matched.lines]) + '\n'
-    files.write_atomic(os.path.join(folder, run_dir.WEIGHTS_FILE), text)
+    files.write_atomic(os.path.join(folder, run_dir.WEIGHTS_FILE), '\n'.join(lines) + '\n')
   arrays = {
     name: jax.make_array_from_callback(value.shape, abstract[name].sharding, value.__getitem__)
-    for name, value in matched.loaded.items()
+    for name, value in loaded.items()
   }
-  return arrays, [matched.summary()]
+  return arrays, lines[:1]
 
 
 def vocabulary(
@@ -147,7 +114,9 @@ def vocabulary(
   return data
 
 
-def match(source: source_lib.Source, abstract: dict, head: set[str], outputs: tuple) -> Matched:
+def match(
+  source: source_lib.Source, abstract: dict, head: set[str], outputs: tuple
+) -> tuple[dict[str, np.ndarray], list[str]]:
   """Finds the tensor of a source for each of a network.
 
   The classifier is loaded where its shape fits; but if a source says what its
@@ -159,13 +128,17 @@ def match(source: source_lib.Source, abstract: dict, head: set[str], outputs: tu
     head: names of the classifier's tensors.
     outputs: meaning of the run's outputs, see `weights_source.outputs`.
 
+  Returns:
+    Arrays by our names, cast to the network's dtype; and lines for people: a summary,
+    then one for each tensor.
+
   Raises:
     ConfigError: naming the file, a tensor and both shapes, for one that is
       missing or has another shape and is not the classifier's.
   """
   other_outputs = source.outputs is not None and source.outputs != outputs
   loaded: dict[str, np.ndarray] = {}
-  initialised: dict[str, str] = {}
+  initialised: list[str] = []
   lines: list[str] = []
   for name, expected in abstract.items():
     source_name, value = source.tensors.get(name, ('', None))
@@ -183,11 +156,16 @@ def match(source: source_lib.Source, abstract: dict, head: set[str], outputs: tu
       reason = 'its outputs are others'
     else:
       reason = f'{value.shape} there, {shape} here'
-    initialised[name] = reason
+    initialised.append(f'{name.partition("/")[2]}: {reason}')
     lines.append(f'initialised  {name} {shape}  {reason}')
-  unused = tuple(sorted({*source.unused, *set(source.tensors) - set(abstract)}))
+  unused = sorted({*source.unused, *set(source.tensors) - set(abstract)})
   lines += [f'unused       {name}' for name in unused]
-  return Matched(source, loaded, initialised, unused, tuple(lines))
+  why = f' ({"; ".join(initialised)})' if initialised else ''
+  summary = (
+    f'weights  {len(loaded)} loaded, {len(initialised)} initialised{why}, '
+    f'{len(unused)} unused of {source.path}'
+  )
+  return loaded, [summary, *lines]
 
 
 def classifier(

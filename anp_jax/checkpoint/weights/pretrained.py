@@ -57,7 +57,7 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
   abstract = initial.flat(initial.abstract_variables(config, outputs))
   source = source_lib.read(weights.path, config, abstract)
   meaning = source_lib.outputs(config, vocabulary)
-  tensors = initial.match(source, abstract, set(), meaning).loaded
+  tensors, _ = initial.match(source, abstract, set(), meaning)
   variables = traverse_util.unflatten_dict(tensors, sep='/')
   notes = [f'{weights.path}: {note}' for note in weights.notes]
   if not labels and not weights.names:
