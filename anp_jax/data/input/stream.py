@@ -52,8 +52,7 @@ class Stream:
     options: dict[str, Any] = {'start': start}
     if simulation:
       options |= {'tickets': simulation.step_and_rows, 'is_known': True}
-    rows = placement.local_rows()
-    return self._feed(source, batch_size, rows, placement, simulation=simulation, **options)
+    return self._feed(source, batch_size, placement, simulation=simulation, **options)
 
   def tickets(
     self,
@@ -72,17 +71,18 @@ class Stream:
         its `ticket_rows` rows of the global batch); may block, and is called
         ahead of the reader, from several threads, and again for one place.
     """
-    rows, placement = np.arange(ticket_rows), feed.Placement.create(self._sharding, ticket_rows)
-    return self._feed(source, batch_size, rows, placement, tickets=step_and_rows)
+    placement = feed.Placement.create(self._sharding, ticket_rows)
+    return self._feed(source, batch_size, placement, tickets=step_and_rows)
 
   def evaluation(self, source: sources.Source) -> feed.Feed:
     """Every example once, in order."""
     size = evaluation_batch(self._config, len(source), self._sharding.num_devices)
     placement = feed.Placement.create(self._sharding, size)
-    return self._feed(source, size, placement.local_rows(), placement, training=False)
+    return self._feed(source, size, placement, training=False)
 
-  def _feed(self, source, batch_size, rows, placement, training=True, simulation=None, **options):
+  def _feed(self, source, batch_size, placement, training=True, simulation=None, **options):
     config, is_synthetic = self._config, source.kind == 'synthetic'
+    rows = placement.local_rows()
     if training and not is_synthetic:
       options['sampler'] = balance.sampler(config, source)
     plan = batch_plan.BatchPlan(config, len(source), batch_size, rows, training, **options)
