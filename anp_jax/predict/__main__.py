@@ -26,7 +26,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, exits, outputs, trust, urls
+from anp_jax.config import argument_parser, errors, exits, outputs, trust, urls
 from anp_jax.system import cores, xla_flags
 
 if TYPE_CHECKING:
@@ -122,11 +122,8 @@ def _parse(arguments):
 
 def _check_outputs(flags):
   """Refuses what cannot be written, and names of another format."""
-  if flags.format and flags.format not in _FORMATS:
-    raise config_lib.ConfigError(
-      f'--format={flags.format!r}: expected csv or jsonl'
-      f'{config_lib.nearest(flags.format, _FORMATS)}'
-    )
+  if flags.format:
+    errors.check_choice(f'--format={flags.format!r}', flags.format, _FORMATS)
   suffix = os.path.splitext(flags.output)[1].lower()
   by_name = _SUFFIXES.get(suffix)
   if flags.format and by_name and flags.format != by_name:

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.config import errors
 from anp_jax.data.prepare import examine
 from anp_jax.data.sources import image_folder
 
@@ -98,9 +99,7 @@ def policy(text: str) -> dict[str, str]:
   result = {kind: actions[0] for kind, actions in POLICIES.items()}
   for item in filter(None, text.split(',')):
     kind, _, action = item.partition('=')
-    if kind not in POLICIES:
-      hint = config_lib.nearest(kind, POLICIES)
-      raise config_lib.ConfigError(f'--policy: unknown kind {kind!r}{hint}')
+    errors.check_choice(f'--policy: {kind!r}', kind, POLICIES)
     if action not in POLICIES[kind]:
       expected = f'{kind}={" or ".join(POLICIES[kind])}'
       raise config_lib.ConfigError(f'--policy: {item!r}, expected {expected}')

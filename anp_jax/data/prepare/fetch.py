@@ -37,7 +37,6 @@ _LONGEST_NAME = 180  # letters, to which a file system's 255 leave some for a dr
 _UNAVAILABLE = 'photo_unavailable'  # Flickr redirects to it from a photograph that is gone
 _FOR_GOOD = ('HTTP 404', 'HTTP 410', 'placeholder', 'too large')
 _URL = re.compile('https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]+')
-_SUFFIXES = (*image_folder.SUFFIXES, *image_folder.CONVERTIBLE, *images.HEIF_SUFFIXES)
 
 
 class _NoPhotoError(Exception):
@@ -119,7 +118,7 @@ def _file_name(url):
     return ''
   name = os.path.basename(parse.unquote(parse.urlsplit(url).path))
   name = re.sub(r'[^A-Za-z0-9._-]', '_', name)[-_LONGEST_NAME:].lstrip('.')
-  return name if not name or name.lower().endswith(_SUFFIXES) else f'{name}.jpg'
+  return name if not name or name.lower().endswith(image_folder.ALL_SUFFIXES) else f'{name}.jpg'
 
 
 def _reasons(title, counts):

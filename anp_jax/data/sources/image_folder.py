@@ -16,6 +16,8 @@ from anp_jax.data.sources import folder_names, skipped_files, split_file, splits
 SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
 # Those that training cannot decode, and `prepare` turns into others.
 CONVERTIBLE = ('.webp', '.tif', '.tiff', '.avif', '.jp2', '.ppm', '.pgm')
+# Those of all files that may be images.
+ALL_SUFFIXES = SUFFIXES + CONVERTIBLE + images.HEIF_SUFFIXES
 # Splits even without class folders, so that an error names what they lack.
 _PLAIN_SPLITS = ('train', 'validation', 'val', 'test')
 _DEEPER, _OUTSIDE = 'in deeper folders', 'outside of class folders'
@@ -284,9 +286,8 @@ def _class_files(base, name, suffixes, left_out):
 
 def _images(folder, below=False):
   """Yields the image files in a folder, or also below it, by suffix."""
-  suffixes = SUFFIXES + CONVERTIBLE + images.HEIF_SUFFIXES
   for place, folders, names in os.walk(folder):
     folders[:] = sorted(f for f in folders if below and not folder_names.is_foreign(f))
     for name in sorted(names):
-      if name.lower().endswith(suffixes) and not name.startswith('.'):
+      if name.lower().endswith(ALL_SUFFIXES) and not name.startswith('.'):
         yield os.path.relpath(os.path.join(place, name), folder)

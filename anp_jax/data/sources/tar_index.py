@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.data.image_files import images
 from anp_jax.data.sources import class_texts, image_folder, table_cache
 
 _KIND = 'tar-3'  # with the version of the stored index
@@ -29,7 +28,6 @@ _SCHEMA = pa.schema(
     ('class', pa.string()),
   ]
 )
-_IMAGE_SUFFIXES = (*image_folder.SUFFIXES, *image_folder.CONVERTIBLE, *images.HEIF_SUFFIXES)
 # Members that tell the class, the first that a sample has.
 _CLASS_SUFFIXES = ('cls', 'json', 'txt')
 _MAX_CLASS_BYTES = 1 << 20
@@ -125,7 +123,7 @@ def _members(path, file):
 
 def _row(path, file, number, key, members):
   """The image of a sample and its class."""
-  pictures = [members[s] for s in members if f'.{s}'.endswith(_IMAGE_SUFFIXES)]
+  pictures = [members[s] for s in members if f'.{s}'.endswith(image_folder.ALL_SUFFIXES)]
   if len(pictures) != 1:
     raise config_lib.ConfigError(
       f'{path}: sample {key!r} has {len(pictures)} images, expected one (its '
