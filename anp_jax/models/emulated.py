@@ -7,6 +7,7 @@ computing takes no core.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 import time
 from typing import Any, Literal
@@ -29,6 +30,7 @@ _ARRAYS = 16
 _TOKEN = jax.ShapeDtypeStruct((), np.float32)
 
 
+@dataclasses.dataclass(eq=False)
 class Emulated:
   """Stands for a Flax module, with its `init` and `apply`.
 
@@ -39,17 +41,11 @@ class Emulated:
     sleep: function that waits for a number of seconds.
   """
 
-  def __init__(
-    self,
-    network: nn.Module,
-    settings: ml_collections.ConfigDict,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-  ):
-    """Sets the attributes."""
-    self.network, self.settings = network, settings
-    self.clock, self.sleep = clock, sleep
-    self._order: list[tuple] = []
+  network: nn.Module
+  settings: ml_collections.ConfigDict
+  clock: Callable[[], float] = time.monotonic
+  sleep: Callable[[float], None] = time.sleep
+  _order: list[tuple] = dataclasses.field(default_factory=list, init=False)
 
   def init(self, rngs: Any, images: jax.Array, train: bool) -> dict:
     """The network's variables, all zeros.

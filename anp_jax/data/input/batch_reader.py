@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable, Iterator
 from concurrent import futures
+import dataclasses
 import functools
 import itertools
 import time
@@ -31,6 +32,7 @@ Prepare = Callable[[Any], Any]
 Cut = Callable[[Any, np.ndarray, bool, np.ndarray], None]
 
 
+@dataclasses.dataclass(eq=False)
 class BatchReader:
   """The rows of batches, with other examples in place of damaged ones.
 
@@ -38,32 +40,18 @@ class BatchReader:
   it makes the batch row by row (`decode_rows`), so that it harms no other.
 
   Attributes:
+    source: source of any kind but 'synthetic'.
     plan: examples of each batch, and their cuts.
-    source: examples.
+    registry: damaged examples of the source.
+    pool: threads that decode.
+    threads: number of them.
   """
 
-  def __init__(
-    self,
-    source: sources.Source,
-    plan: batch_plan.BatchPlan,
-    registry: corruption.Registry,
-    pool: futures.Executor,
-    threads: int = 1,
-  ):
-    """Creates the reader; nothing is read yet.
-
-    Args:
-      source: source of kind 'encoded' or 'pixels'.
-      plan: examples of each batch, and their cuts.
-      registry: damaged examples of the source.
-      pool: threads that decode.
-      threads: number of them.
-    """
-    self.plan = plan
-    self.source = source
-    self._registry = registry
-    self._pool = pool
-    self._threads = threads
+  source: sources.Source
+  plan: batch_plan.BatchPlan
+  registry: corruption.Registry
+  pool: futures.Executor
+  threads: int = 1
 
   def counts(self) -> Iterator[int]:
     """The counts of the stream's batches, from plan.start on."""
@@ -85,7 +73,7 @@ class BatchReader:
       Exception: whatever the source raises for an example that it cannot read.
     """
     positions, indices, weights = self.plan.indices(count)
-    readable = self._registry.replacements(indices)
+    readable = self.registry.replacements(indices)
     images, labels = self.source.read(readable)
     return positions, images, labels, weights * (readable == indices)
 
@@ -111,7 +99,7 @@ class BatchReader:
 
     def submit(count):
       positions, indices, weights = self.plan.indices(count)
-      readable = self._registry.replacements(indices)
+      readable = self.registry.replacements(indices)
       images = np.empty((len(indices), side, side, 3), np.uint8)
       labels = np.empty(len(indices), np.int32)
 
@@ -119,9 +107,9 @@ class BatchReader:
         read, labels[part] = self.source.read(readable[part])
         view([prepare(image) for image in read], positions[part], images[part])
 
-      rows = max(-(-len(indices) // (self._threads * _PARTS_PER_THREAD)), _FEWEST_ROWS)
+      rows = max(-(-len(indices) // (self.threads * _PARTS_PER_THREAD)), _FEWEST_ROWS)
       parts = [slice(i, i + rows) for i in range(0, len(indices), rows)]
-      tasks = [self._pool.submit(decode_part, part) for part in parts]
+      tasks = [self.pool.submit(decode_part, part) for part in parts]
       return count, tasks, (images, labels, weights * (readable == indices))
 
     def finished(count, tasks, batch):
@@ -154,20 +142,20 @@ class BatchReader:
     deadline = functools.cache(lambda: time.monotonic() + _MAX_OUTAGE)
 
     def row(position, index, weight):
-      for candidate in self._registry.candidates(index):
+      for candidate in self.registry.candidates(index):
         try:
           image, label = self._read_one(candidate, deadline)
           image = decode(image, position)
         except Exception as e:  # whatever a reader or a decoder raises
           if corruption.is_transient(e):
-            self._registry.log_transient(candidate, e)
+            self.registry.log_transient(candidate, e)
             break
-          self._registry.mark_damaged(candidate, e)
+          self.registry.mark_damaged(candidate, e)
         else:
           return image, label, weight if candidate == index else 0.0
       return np.zeros((side, side, 3), np.uint8), 0, 0.0
 
-    images, labels, weights = zip(*self._pool.map(row, *self.plan.indices(count)))
+    images, labels, weights = zip(*self.pool.map(row, *self.plan.indices(count)))
     return (np.stack(images), np.array(labels, np.int32), np.array(weights, np.float32))
 
   def _read_one(self, index, deadline):

@@ -20,19 +20,18 @@ _MOST_READERS = 8  # each holds the files of a batch
 _VIEW = 8  # numbers that say how an example is cut
 
 
-def batches(reader: batch_reader.BatchReader, threads: int) -> Iterator[batch_reader.Batch]:
+def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
   """The decoded batches of a source of kind 'encoded'.
 
   Args:
     reader: rows of image files.
-    threads: number of decoding threads.
 
   Yields:
     images (n, size, size, 3) uint8, labels (n,) int32, weights (n,) float32.
   """
   # A local name: a stream left open meets the end of Python, when modules go.
   broken = tensorflow_cpu.load().errors.OpError
-  graph = _Graph(reader, threads)
+  graph = _Graph(reader)
   steps = reader.plan.steps
   step = reader.plan.start
   while steps is None or step < steps:
@@ -50,10 +49,9 @@ def batches(reader: batch_reader.BatchReader, threads: int) -> Iterator[batch_re
 class _Graph:
   """The operations of one stream."""
 
-  def __init__(self, reader, threads):
+  def __init__(self, reader):
     self._tf = tensorflow_cpu.load()
     self._reader = reader
-    self._threads = threads
     self._labels_by_step = {}  # and weights, of batches under way in the graph
     d = reader.plan.config.data
     self._side = d.image_size
@@ -67,14 +65,15 @@ class _Graph:
     plain = tf.autograph.experimental.do_not_convert
     stop = 2**62 if plan.steps is None else plan.steps
     data = tf.data.Dataset.range(start, stop)
+    threads = self._reader.threads
     # Reading waits for a disk or a network rather than for a core.
-    readers = min(max(self._threads, 2), _MOST_READERS)
+    readers = min(max(threads, 2), _MOST_READERS)
     data = data.map(plain(self._load), num_parallel_calls=readers, deterministic=True)
     data = data.unbatch()
-    data = data.map(plain(self._cut), num_parallel_calls=self._threads, deterministic=True)
+    data = data.map(plain(self._cut), num_parallel_calls=threads, deterministic=True)
     data = data.batch(len(plan.rows), drop_remainder=True).prefetch(2)
     options = tf.data.Options()
-    options.threading.private_threadpool_size = self._threads
+    options.threading.private_threadpool_size = threads
     return data.with_options(options).as_numpy_iterator()
 
   def labels_and_weights(self, step):

@@ -40,7 +40,7 @@ def batches(
     if source.kind == 'vectors':
       decoded = _vectors(reader)
     elif source.kind == 'encoded' and plan.config.data.decode == 'exact':
-      decoded = decode_tensorflow.batches(reader, threads)
+      decoded = decode_tensorflow.batches(reader)
     else:
       decoded = decode_pillow.batches(reader)
     for count, (image, label, weight) in enumerate(decoded, plan.start):

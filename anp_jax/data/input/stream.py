@@ -1,6 +1,7 @@
 """The streams of a run: device batches from any source, at any step."""
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import jax
@@ -13,27 +14,23 @@ from anp_jax.data.input import batch_plan, corruption, feed, pipeline, random_ba
 from anp_jax.data.sources import balance
 
 
+@dataclasses.dataclass(eq=False)
 class Stream:
-  """Device batches of a run, for training and for evaluation."""
+  """Device batches of a run, for training and for evaluation.
 
-  def __init__(
-    self,
-    config: ml_collections.ConfigDict,
-    sharding: jax.sharding.Sharding,
-    vote: Callable[[], int] = int,
-  ):
-    """Creates the streams; nothing is read yet.
+  Attributes:
+    config: the run's config.
+    sharding: sharding of arrays whose first axis is the batch.
+    vote: function to this process's vote, which every batch carries.
+    registries: damaged examples by source: an evaluation names one once a run.
+  """
 
-    Args:
-      config: the run's config.
-      sharding: sharding of arrays whose first axis is the batch.
-      vote: function to this process's vote, which every batch carries.
-    """
-    self._config = config
-    self._sharding = sharding
-    self._vote = vote
-    # By source: an evaluation names a damaged example once a run.
-    self._registries: dict[sources.Source, corruption.Registry] = {}
+  config: ml_collections.ConfigDict
+  sharding: jax.sharding.Sharding
+  vote: Callable[[], int] = int
+  registries: dict[sources.Source, corruption.Registry] = dataclasses.field(
+    default_factory=dict, init=False
+  )
 
   def train(
     self, source: sources.Source, batch_size: int, start: int, simulation: Any = None
@@ -46,9 +43,9 @@ class Stream:
       start: first step.
       simulation: what decides their order, see `config.strategy.Strategy.simulation`.
     """
-    parts = feed.parts(self._sharding)
-    counts = strategy_lib.find(self._config).row_counts(self._config, batch_size, parts)
-    placement = feed.Placement.create(self._sharding, batch_size, counts)
+    parts = feed.parts(self.sharding)
+    counts = strategy_lib.find(self.config).row_counts(self.config, batch_size, parts)
+    placement = feed.Placement.create(self.sharding, batch_size, counts)
     options: dict[str, Any] = {'start': start}
     if simulation:
       options |= {'tickets': simulation.step_and_rows, 'is_known': True}
@@ -71,29 +68,29 @@ class Stream:
         its `ticket_rows` rows of the global batch); may block, and is called
         ahead of the reader, from several threads, and again for one place.
     """
-    placement = feed.Placement.create(self._sharding, ticket_rows)
+    placement = feed.Placement.create(self.sharding, ticket_rows)
     return self._feed(source, batch_size, placement, tickets=step_and_rows)
 
   def evaluation(self, source: sources.Source) -> feed.Feed:
     """Every example once, in order."""
-    size = evaluation_batch(self._config, len(source), self._sharding.num_devices)
-    placement = feed.Placement.create(self._sharding, size)
+    size = evaluation_batch(self.config, len(source), self.sharding.num_devices)
+    placement = feed.Placement.create(self.sharding, size)
     return self._feed(source, size, placement, training=False)
 
   def _feed(self, source, batch_size, placement, training=True, simulation=None, **options):
-    config, is_synthetic = self._config, source.kind == 'synthetic'
+    config, is_synthetic = self.config, source.kind == 'synthetic'
     rows = placement.local_rows()
     if training and not is_synthetic:
       options['sampler'] = balance.sampler(config, source)
     plan = batch_plan.BatchPlan(config, len(source), batch_size, rows, training, **options)
     if is_synthetic:
-      batches = random_batches.batches(plan, len(source.vocabulary), placement, self._vote)
+      batches = random_batches.batches(plan, len(source.vocabulary), placement, self.vote)
     else:
-      registry = self._registries.setdefault(source, corruption.Registry(source))
+      registry = self.registries.setdefault(source, corruption.Registry(source))
       host_batches = pipeline.labelled(source, plan, registry)
-      batches = feed.on_device(host_batches, rows, placement, self._vote)
+      batches = feed.on_device(host_batches, rows, placement, self.vote)
     if simulation:
-      replicated = jax.NamedSharding(self._sharding.mesh, jax.P())
+      replicated = jax.NamedSharding(self.sharding.mesh, jax.P())
       batches = simulation.ordered(batches, replicated, options['start'])
     return feed.Feed(batches, config.data.prefetch)
 

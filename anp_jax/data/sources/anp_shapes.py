@@ -25,7 +25,7 @@ from anp_jax.data.sources import (
   splits,
   table_cache,
 )
-from anp_jax.system import cores
+from anp_jax.system import cores, files
 
 EXAMPLES_PER_CLASS = {'train': 160, 'validation': 30}
 
@@ -69,7 +69,7 @@ def open_split(split: str, data_dir: str) -> source_lib.Source:
     labels=np.array([class_id for class_id, _ in jobs], np.int32),
     vocabulary=vocabulary_lib.Vocabulary(scenes.CLASS_NAMES),
     name=f'anp_shapes: {split}',
-    storage=arrow_rows.ArrowRows((path,), '', 'image', np.arange(len(jobs))),
+    storage=arrow_rows.ArrowRows((path,), (files.state(path),), '', 'image', np.arange(len(jobs))),
   )
   return listings.StoredImages(listing)
 

@@ -1,6 +1,7 @@
 """Images in Arrow files, by their numbers."""
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 import os
 
@@ -9,42 +10,29 @@ import pyarrow as pa
 
 from anp_jax import config as config_lib
 from anp_jax.data.sources import stored_images, table_cache
-from anp_jax.system import files
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ArrowRows:
-  """Images in a column of Arrow files that are mapped into memory."""
+  """Images in a column of Arrow files, which are mapped into memory when they are first read.
 
-  def __init__(
-    self,
-    paths: tuple[str, ...],
-    folder: str,
-    column: str,
-    rows: np.ndarray,
-    states: tuple[tuple[int, int], ...] | None = None,
-  ):
-    """Creates the storage; the files are mapped when they are first read.
+  Attributes:
+    paths: paths of the Arrow files.
+    states: their sizes and times, see `files.state`.
+    folder: folder that the paths of images outside of these are relative to.
+    column: name of the images' column.
+    rows: (n,) int64, numbers of the rows in all files.
+  """
 
-    Args:
-      paths: paths of the Arrow files.
-      folder: folder that the paths of images outside of these are relative to.
-      column: name of the images' column.
-      rows: (n,) int64, numbers of the rows in all files.
-      states: sizes and times of the files; None: those of now.
-    """
-    self._paths, self._folder, self._column, self._rows = paths, folder, column, rows
-    self._states = tuple(map(files.state, paths)) if states is None else states
-    self._values: pa.ChunkedArray | None = None
-
-  def __reduce__(self):
-    return ArrowRows, (self._paths, self._folder, self._column, self._rows, self._states)
+  paths: tuple[str, ...]
+  states: tuple[tuple[int, int], ...]
+  folder: str
+  column: str
+  rows: np.ndarray
 
   def read(self, index: int) -> bytes:
     """The bytes of an image, from any thread."""
-    # Two threads may open the files; either result will do.
-    if self._values is None:
-      self._values = _table(self._paths, self._states)[self._column]
-    value = self._values[int(self._rows[index])]
+    value = _table(self.paths, self.states)[self.column][int(self.rows[index])]
     path = ''
     if isinstance(value, pa.StructScalar) and value.is_valid:
       path = value['path'].as_py() if 'path' in value else ''
@@ -53,20 +41,20 @@ class ArrowRows:
       return value.as_buffer().to_pybytes()
     if not path:
       raise stored_images.UnusableError('there is no image in the row')
-    return stored_images.read_file(os.path.join(self._folder, path), self._folder or '.')
+    return stored_images.read_file(os.path.join(self.folder, path), self.folder or '.')
 
   def state(self, index: int) -> tuple[int, int]:
     """The size and time of the set's files, together."""
     del index
-    sizes, times = zip(*self._states)
+    sizes, times = zip(*self.states)
     return sum(sizes), max(times)
 
   def select(self, indices: np.ndarray) -> 'ArrowRows':
     """The images of these indices."""
-    return ArrowRows(self._paths, self._folder, self._column, self._rows[indices], self._states)
+    return dataclasses.replace(self, rows=self.rows[indices])
 
 
-@functools.lru_cache(4)
+@functools.lru_cache(64)  # mapped files, which hold no descriptor
 def _table(paths: Sequence[str], _states: Sequence[tuple[int, int]]) -> pa.Table:
   """The rows of files in these states; a process has many tasks on the same ones."""
   tables = [table_cache.read(path) for path in paths]

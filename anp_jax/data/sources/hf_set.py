@@ -21,7 +21,7 @@ from anp_jax.data.sources import (
   splits,
   table_cache,
 )
-from anp_jax.system import error_lines
+from anp_jax.system import error_lines, files
 
 _SPLITS, _STATE = 'dataset_dict.json', 'state.json'  # files that save_to_disk writes
 # data/train-00000-of-00001.parquet, also with a digest behind it, train-0.parquet, train.parquet
@@ -76,7 +76,8 @@ def find(d: Any, split: str, other_split: str, data_dir: str) -> image_folder.Li
     np.int64,
   )
   paths = tuple(entry['filename'] for entry in part.cache_files)
-  storage = arrow_rows.ArrowRows(paths, folder, columns.image, rows)
+  states = tuple(map(files.state, paths))
+  storage = arrow_rows.ArrowRows(paths, states, folder, columns.image, rows)
   names = tuple(_names(part.data.table[columns.image], rows))
   return image_folder.Listing(root, names, labels[rows], classes, place, storage)
 
