@@ -22,7 +22,6 @@ from anp_jax.checkpoint import memory_slot
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import error_lines, memory as memory_lib
 
-P = mesh_lib.P
 _NAMES = 'mirror', 'mirror of the step before'
 SHARE = 0.01  # of the time may go into copies
 # Steps after the start that are copied; the second copy is timed, as the first finds no
@@ -278,8 +277,8 @@ class HostMirror:
     processes = range(self._processes.count)
     devices = [next(d for d in jax.devices() if d.process_index == i) for i in processes]
     mesh = jax.sharding.Mesh(np.array(devices), ('process',))
-    divided = jax.sharding.NamedSharding(mesh, P('process'))
-    replicated = jax.sharding.NamedSharding(mesh, P())
+    divided = jax.sharding.NamedSharding(mesh, mesh_lib.P('process'))
+    replicated = mesh_lib.replicated(mesh)
     add = jax.jit(lambda words: words.sum(0, dtype=words.dtype), out_shardings=replicated)
     for start in range(0, len(flat), _CHUNK):
       words = np.zeros((1, _CHUNK), np.int32)

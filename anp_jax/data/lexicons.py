@@ -6,7 +6,6 @@ they are; MVSO also spreads each over the 24 emotions of Plutchik's wheel.
 
 from collections.abc import Iterator
 import dataclasses
-import os
 import re
 
 import numpy as np
@@ -104,11 +103,11 @@ def read(classes: vocabulary.Vocabulary, sentiment: str, emotion: str = '') -> L
   scores, shares, notes = None, None, []
   if sentiment:
     classes.check_pairs('--sentiment')
-    scores = sentiments(os.path.expanduser(sentiment))
+    scores = sentiments(sentiment)
     notes += _lacks(sentiment, classes.names, scores)
   if emotion:
     classes.check_pairs('--emotions')
-    shares = emotions(os.path.expanduser(emotion))
+    shares = emotions(emotion)
     notes += _lacks(emotion, classes.names, shares[1])
   return Lexicons(scores, shares, tuple(notes))
 

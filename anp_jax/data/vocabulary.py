@@ -55,9 +55,8 @@ class Vocabulary:
     for name in (*names, *(adjectives or ()), *(nouns or ())):
       if has_control(name):
         raise config_lib.ConfigError(f'the name {name[:80]!r} holds a control character')
-    is_derived = adjectives is None and nouns is None
     is_anp = bool(adjectives or nouns)
-    if is_derived:
+    if adjectives is None and nouns is None:
       is_anp = all(map(_is_pair, names)) and _factors_recur(names)
     if is_anp:
       _refuse_plain(names, 'class ', 0, _GIVEN)

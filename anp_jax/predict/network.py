@@ -20,8 +20,7 @@ _P = mesh_lib.P
 _AXIS = 'data'
 # Images a device, by default: XLA's convolutions on a CPU are quickest
 # with few, an accelerator's with many.
-_BATCH = {'cpu': 8}
-_BATCH_ELSEWHERE = 64
+_CPU_BATCH, _BATCH = 8, 64
 
 
 class Words(NamedTuple):
@@ -86,7 +85,7 @@ class Network:
     # Without a library, a network that was trained with one needs none.
     if platform == 'cpu' and onednn.find():
       target = models.target(trained.config, platform, len(self.devices))
-    each = _BATCH.get(platform, _BATCH_ELSEWHERE)
+    each = _CPU_BATCH if platform == 'cpu' else _BATCH
     if batch_size:
       each = -(-batch_size // len(self.devices))
     self.batch_size = each * len(self.devices)

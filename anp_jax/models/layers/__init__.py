@@ -40,7 +40,7 @@ class Network(nn.Module):
   Attributes:
     num_classes: number of logits.
     dtype: dtype of the computation; logits are in param_dtype.
-    platform: platform of the mesh, see above.
+    platform: platform of the mesh, as `models.target` gives it.
   """
 
   num_classes: int

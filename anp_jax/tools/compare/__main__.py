@@ -11,7 +11,6 @@ if __name__ == '__main__':
 
   commands.compare()
 
-import os
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, exits, outputs
@@ -36,7 +35,5 @@ def _parse(arguments):
   flags = parser.parse(arguments)
   if not flags.runs:
     raise config_lib.ConfigError('no run is given: expected workdirs')
-  flags.runs = [os.path.expanduser(path) for path in flags.runs]
-  flags.output = os.path.expanduser(flags.output)
   outputs.check_file('--output', flags.output, ('.html', '.htm'))
   return flags
