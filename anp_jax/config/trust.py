@@ -7,7 +7,7 @@ them again, or types --trust.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import importlib
 import inspect
 import re
@@ -196,19 +196,14 @@ def _line(error):
   return f'{type(error).__name__}: {error}'.splitlines()[0]
 
 
-def _named(values) -> Iterator[tuple[str, str]]:
+def _named(values) -> list[tuple[str, str]]:
   """The keys and names of all classes in a flat config."""
-  for key in _KEYS:
-    name = str(values.get(key, ''))
-    if key != 'data.source' or is_source_class(name):
-      yield key, name
+  pairs = [(key, str(values.get(key, ''))) for key in _KEYS]
   models = values.get(_MODELS, ())
   texts = [models] if isinstance(models, str) else models
   for text in texts if isinstance(texts, tuple | list) else ():
-    for key, name in _IN_TEXT.findall(str(text)):
-      name = name.strip('\'"),( ')
-      if key != 'data.source' or is_source_class(name):
-        yield key, name
+    pairs += [(key, name.strip('\'"),( ')) for key, name in _IN_TEXT.findall(str(text))]
+  return [(key, name) for key, name in pairs if key != 'data.source' or is_source_class(name)]
 
 
 def _refusal(place: str, key: str, name: str) -> str:

@@ -6,6 +6,7 @@ for each image, then the pixels.
 """
 
 from concurrent import futures
+import contextlib
 import hashlib
 import json
 import os
@@ -119,14 +120,11 @@ class Mapped(source_lib.Wrapper):
     logging.info('Decoding %s once, into %s.', self.name, self._folder)
     done = (len(paths) - len(missing)) * _PART
     progress = progress_lib.Progress('decoding', len(self), done, log_seconds=_LOG_SECONDS)
-    try:
-      with futures.ThreadPoolExecutor(threads) as pool:
-        for part in missing:
-          indices = range(part * _PART, min((part + 1) * _PART, len(self)))
-          _write(paths[part], [*pool.map(self._stored, indices)])
-          progress.add(len(indices))
-    finally:
-      progress.close()
+    with contextlib.closing(progress), futures.ThreadPoolExecutor(threads) as pool:
+      for part in missing:
+        indices = range(part * _PART, min((part + 1) * _PART, len(self)))
+        _write(paths[part], [*pool.map(self._stored, indices)])
+        progress.add(len(indices))
 
   def _stored(self, index):
     """What is stored of an image and its label: nothing of one that cannot be decoded."""

@@ -110,14 +110,13 @@ def _download(address, target, objects, list_file):
     with lock:
       files.append_json_line(list_file, {'name': name, 'state': objects[name]})
 
-  with futures.ThreadPoolExecutor(_DOWNLOADS) as pool:
+  with contextlib.closing(progress), futures.ThreadPoolExecutor(_DOWNLOADS) as pool:
     try:
       for job in futures.as_completed([pool.submit(copy, name) for name in objects]):
         job.result()
         progress.add(1)
     finally:
       pool.shutdown(cancel_futures=True)
-      progress.close()
 
 
 def _copy_file(address, target, name, size):
