@@ -60,25 +60,22 @@ _FLAGS = {
 @exits.with_status()
 def main(argv: list[str]) -> int:
   """Returns the exit status: 0, 1 (none named), 2 (bad input), 130 (Ctrl-C)."""
-  try:
-    flags = _parse(argv[1:])
-    problem = xla_flags.missing_plugin()
-    if problem:
-      raise config_lib.ConfigError(problem)
-    from anp_jax.predict import predict_progress as progress_lib
+  flags = _parse(argv[1:])
+  if problem := xla_flags.missing_plugin():
+    raise config_lib.ConfigError(problem)
+  from anp_jax.predict import predict_progress as progress_lib
 
-    xla_flags.enable()
-    progress = progress_lib.NamingProgress(sys.stderr)
+  xla_flags.enable()
+  progress = progress_lib.NamingProgress(sys.stderr)
+  try:
     _run(flags, progress)
   except Exception as e:  # JAX says so in an error of its own
     if not isinstance(e, MemoryError) and 'RESOURCE_EXHAUSTED' not in str(e):
       raise
-    print(
-      f'error: --batch_size={flags.batch_size or "default"}: there is not '
-      'enough memory for a batch; expected fewer images',
-      file=sys.stderr,
-    )
-    return 2
+    raise config_lib.ConfigError(
+      f'--batch_size={flags.batch_size or "default"}: there is not '
+      'enough memory for a batch; expected fewer images'
+    ) from e
   progress.finish()
   return 0 if progress.named else 1
 
