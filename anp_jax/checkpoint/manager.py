@@ -155,11 +155,7 @@ class Checkpoints(reader.Reader):
       return self._restore_named(which)
     manager = self._managers[NEWEST]
     tried: list[int] = []
-    while True:
-      left = [s for s in reversed(self.steps()) if s not in tried]
-      left = self.gather(left)[0]
-      if not left:
-        break
+    while left := self.gather([s for s in reversed(self.steps()) if s not in tried])[0]:
       step = left[0]
       try:
         state = self.read(manager.directory / str(step))
