@@ -209,14 +209,6 @@ def test_a_required_flag_that_is_mistyped_is_named(capsys):
   assert "'--form=photos'; did you mean '--from'?" in text
 
 
-@pytest.mark.parametrize('text', ['[]', '{"seed": 1}'])
-def test_a_config_in_the_working_directory_is_of_no_run(text, tmp_path, capsys, monkeypatch):
-  (tmp_path / 'config.json').write_text(text)
-  monkeypatch.chdir(tmp_path)
-  line = _line(capsys, main.main, 'main.py', '--mode=evaluate')
-  assert line == 'error: --mode=evaluate needs the --workdir of a run'
-
-
 _RECIPE = '--config=configs/resnet_anp.py'
 
 
@@ -270,13 +262,14 @@ def test_an_answer_imports_nothing_heavy(arguments, status, words, tmp_path):
   assert max(map(len, done.stdout.splitlines()), default=0) <= 80
 
 
-def test_evaluation_of_what_is_no_run(tmp_path, capsys):
+def test_evaluation_of_what_is_no_run(tmp_path, capsys, monkeypatch):
   run = _run(tmp_path)
   evaluate = ['main.py', '--mode=evaluate']
   text = _line(capsys, main.main, *evaluate, f'--workdir={tmp_path}')
   assert f'{str(tmp_path)!r} is not a run: it has no config.json' in text
   text = _line(capsys, main.main, *evaluate, f'--workdir={run}n')
   assert f"not '{run}n'; did you mean 'run'?" in text
+  monkeypatch.chdir(run)
   text = _line(capsys, main.main, *evaluate)
   assert text == 'error: --mode=evaluate needs the --workdir of a run'
 

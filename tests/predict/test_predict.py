@@ -303,8 +303,7 @@ def test_sheet(run, tmp_path, capfd, monkeypatch):
     (['--checkpoint=x', '-', '-'], ['twice']),
     (['--checkpoint=x', 'x.jpg', '--top=0'], ['--top=0', '1 or more']),
     (['--checkpoint=x', 'y', '--format=jsn'], ['jsn', 'jsonl']),
-    (['--checkpoint=x', 'y', '--output=no/where.csv'], ['--output', 'no/where']),
-    (['--checkpoint=x', 'y', '--sheet=RESOURCE_EXHAUSTED'], ['ends in .png']),
+    (['--checkpoint=x', 'y', '--output=RESOURCE_EXHAUSTED/where.csv'], ['--output', 'where']),
   ],
 )
 def test_refused(flags, words, capfd):
