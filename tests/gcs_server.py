@@ -13,7 +13,7 @@ import re
 import threading
 from urllib import parse
 
-from tests import http_server
+from tests import builders, http_server
 
 BUCKET = 'bucket'
 
@@ -48,12 +48,9 @@ class Server(http_server.Server):
 
   def write_files(self, prefix: str, folder: pathlib.Path) -> pathlib.Path:
     """Writes the objects below a prefix as files; returns the folder."""
-    for name, content in self.objects.items():
-      if name.startswith(prefix + '/'):
-        path = folder / name.removeprefix(prefix + '/')
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return folder
+    start = prefix + '/'
+    files = {n.removeprefix(start): c for n, c in self.objects.items() if n.startswith(start)}
+    return builders.write_tree(folder, files)
 
   def put(self, name: str, content: bytes) -> None:
     """Stores an object."""
@@ -85,12 +82,9 @@ class Server(http_server.Server):
     }
 
 
-class _Handler(http_server.Handler):
+class _Handler(http_server.StoreHandler):
   """Answers one connection."""
 
-  protocol_version = 'HTTP/1.1'
-  disable_nagle_algorithm = True  # else each answer takes 40 ms
-  wbufsize = -1
   store: Server
 
   def _serve(self):
@@ -241,15 +235,9 @@ class _Handler(http_server.Handler):
     elif isinstance(content, dict):
       content = json.dumps(content).encode()
       headers['Content-Type'] = 'application/json'
-    self.send_response(status)
-    for name, value in headers.items():
-      self.send_header(name, value)
     if status not in (204, 304):
-      self.send_header('Content-Length', str(len(content)))
-    self.end_headers()
-    if self.command != 'HEAD':
-      self.wfile.write(content)
-    self.wfile.flush()
+      headers['Content-Length'] = len(content)
+    self.reply(status, headers, content)
 
 
 class _Content:

@@ -1,5 +1,6 @@
 """A server of HTTP on a port of this machine."""
 
+import contextlib
 from http import server
 import sys
 import threading
@@ -35,8 +36,27 @@ class Handler(server.BaseHTTPRequestHandler):
 
   store: Server
 
+  def reply(self, status: int, headers: dict, body: bytes = b'') -> None:
+    """Sends an answer, also to a client that has gone."""
+    self.send_response(status)
+    for name, value in headers.items():
+      self.send_header(name, str(value))
+    self.end_headers()
+    with contextlib.suppress(OSError):
+      if self.command != 'HEAD':
+        self.wfile.write(body)
+      self.wfile.flush()
+
   def log_message(self, *_):
     pass
+
+
+class StoreHandler(Handler):
+  """Answers clients of an object store, which keep their connections."""
+
+  protocol_version = 'HTTP/1.1'
+  disable_nagle_algorithm = True  # else each answer takes 40 ms
+  wbufsize = -1
 
 
 class _Http(server.ThreadingHTTPServer):

@@ -38,12 +38,9 @@ class Server(http_server.Server):
     self.objects[name] = content
 
 
-class _Handler(http_server.Handler):
+class _Handler(http_server.StoreHandler):
   """Answers one connection."""
 
-  protocol_version = 'HTTP/1.1'
-  disable_nagle_algorithm = True  # else each answer takes 40 ms
-  wbufsize = -1
   store: Server
 
   def do_GET(self):
@@ -74,13 +71,7 @@ class _Handler(http_server.Handler):
     )
 
   def _send(self, status, content):
-    self.send_response(status)
-    self.send_header('Content-Length', str(len(content)))
-    self.send_header('ETag', _tag(content))
-    self.end_headers()
-    if self.command != 'HEAD':
-      self.wfile.write(content)
-    self.wfile.flush()
+    self.reply(status, {'Content-Length': len(content), 'ETag': _tag(content)}, content)
 
 
 def _tag(content):

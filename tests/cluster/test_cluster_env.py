@@ -1,13 +1,11 @@
 """Where a process stands, told by flags, Slurm or a TPU pod."""
 
-import http.server
 import socket
-import threading
 
 import pytest
 
 from anp_jax.cluster import cluster_env, launchers, tpu_metadata
-from tests import builders, environments
+from tests import builders, environments, http_server
 
 _STEP, _MPI, _TPU = environments.STEP, environments.OPEN_MPI_4, environments.TPU
 # What a batch script's own shell has: task 0 of the job, and no step.
@@ -175,22 +173,17 @@ def test_a_tpu_pod():
   _refused('MEGASCALE_NUM_SLICES=2', {**_TPU, 'MEGASCALE_NUM_SLICES': '2'})
 
 
-class _Metadata(http.server.BaseHTTPRequestHandler):
+class _Metadata(http_server.Handler):
   """A TPU VM's metadata server, as Google documents it."""
 
   def do_GET(self):
     assert self.headers['Metadata-Flavor'] == 'Google'
     key = self.path.removeprefix('/computeMetadata/v1/instance/attributes/')
-    self.server.requests.append(key)
-    value = self.server.attributes.get(key)
+    self.store.requests.append(key)
+    value = self.store.attributes.get(key)
     # Not ready at first.
-    status = 503 if len(self.server.requests) < 3 else 200 if value else 404
-    self.send_response(status)
-    self.end_headers()
-    self.wfile.write((value or '').encode() if status == 200 else b'')
-
-  def log_message(self, *_):
-    pass
+    status = 503 if len(self.store.requests) < 3 else 200 if value else 404
+    self.reply(status, {}, (value or '').encode())
 
 
 _TRIPLES = 'unknown:unknown:10.0.0.4,unknown:unknown:10.0.0.5'
@@ -203,19 +196,14 @@ def tpu_vm(monkeypatch):
   """(attributes, more) -> the ClusterEnv that a TPU VM detects."""
   monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'tpu')
   monkeypatch.setattr(tpu_metadata, '_RETRY', 0.01)
-  with http.server.HTTPServer(('127.0.0.1', 0), _Metadata) as server:
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
+  with http_server.Server(_Metadata) as server:
 
     def detect(attributes, more=None):
       server.attributes, server.requests = attributes, []
-      address = f'127.0.0.1:{server.server_port}'
-      return _detect({'GCE_METADATA_IP': address, **(more or {})})
+      return _detect({'GCE_METADATA_IP': server.url.removeprefix('http://'), **(more or {})})
 
     detect.server = server
     yield detect
-    server.shutdown()
-    thread.join()
 
 
 @pytest.mark.parametrize('workers, first', [(_TRIPLES, '10.0.0.4'), ('w-0,w-1', 'w-0')])

@@ -11,7 +11,7 @@ from PIL import Image
 import pytest
 
 from anp_jax.data.prepare import fetch
-from tests import builders, http_server, prepared
+from tests import builders, http_server, launching, prepared
 
 
 class _Server(http_server.Server):
@@ -62,14 +62,6 @@ class _Handler(http_server.Handler):
       self.reply(*(answer if isinstance(answer, tuple) else (answer, {})))
     with site.lock:
       site.open -= 1
-
-  def reply(self, status, headers, body=b''):
-    self.send_response(status)
-    for name, value in headers.items():
-      self.send_header(name, str(value))
-    self.end_headers()
-    with contextlib.suppress(OSError):
-      self.wfile.write(body)
 
 
 @pytest.fixture
@@ -152,11 +144,9 @@ def test_a_killed_command_resumes(site, tmp_path):
   file = _list(tmp_path, *(('a', site.place(f'{i}.jpg')) for i in (3, 1, 2)))
   process = prepared.start(*prepared.flags(file, tmp_path / 'sets'))
   note = tmp_path / 'urls' / 'gone.csv'  # the tree has the list's name
-  deadline = time.monotonic() + 60
-  while time.monotonic() < deadline and process.poll() is None:
-    if (tmp_path / 'urls' / 'a' / '1.jpg').exists() and 'HTTP 404' in note.read_text():
-      break
-    time.sleep(0.02)
+  launching.wait_until(
+    lambda: (tmp_path / 'urls/a/1.jpg').exists() and 'HTTP 404' in note.read_text(), 60
+  )
   process.kill()
   process.communicate()
   stop.set()
