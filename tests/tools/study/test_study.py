@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
@@ -31,44 +30,23 @@ def _command(folder, *more):
 
 # Running, with a launcher that trains nothing.
 
-_PRETEND = """\
-import json, os, sys
-flags = dict(a.lstrip('-').split('=', 1) for a in sys.argv[1:] if '=' in a)
-workdir = flags['workdir']
-with open(os.path.join(os.environ['PRETEND'], 'calls'), 'a') as f:
-  print(os.path.basename(workdir), file=f)
-failing = os.path.join(os.environ['PRETEND'], 'failing')
-if os.path.basename(workdir) in open(failing).read():
+_FAILS = """\
+if os.path.basename(workdir) in open(os.path.join(here, 'failing')).read():
   print('[0] thinking')
   print('[1] error: out of luck')
   print('[0] error: rank 1 has gone')
   sys.exit(75)
-nodes = int(sys.argv[1])
-timed = {} if nodes == 3 else {'seconds': 1 / nodes, 'images_per_second': 20 * nodes}
-with open(os.path.join(workdir, 'config.json'), 'w') as f:
-  json.dump({'batch_size': 10}, f)
-with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
-  for step in (2, 4):
-    print(json.dumps({'kind': 'train', 'step': step, 'epoch': step / 10, **timed}), file=f)
-  print(json.dumps({'kind': 'validation', 'step': 4, 'epoch': 0.4,
-                    'anp_top1': 0.5}), file=f)
+if nodes == '3':
+  timed = {}
 """
 
 
 @pytest.fixture
 def pretend(tmp_path, monkeypatch):
   """A launcher that notes its calls; cells in `failing` fail, three nodes time no step."""
-  script = tmp_path / 'pretend.py'
-  script.write_text(_PRETEND)
   (tmp_path / 'failing').write_text('')
   (tmp_path / 'calls').write_text('')
-  monkeypatch.setenv('PRETEND', str(tmp_path))
-
-  def command(study, cell, cores):
-    del cores
-    return [sys.executable, str(script), str(cell.nodes), *study.arguments(cell)]
-
-  monkeypatch.setattr(local, '_command', command)
+  study_runs.pretend(tmp_path, monkeypatch, _FAILS)
   return tmp_path
 
 
@@ -100,8 +78,7 @@ def test_what_is_finished_is_not_run_again(pretend, capsys):
   assert 'failed: sync-3x1-seed0: no step was timed' in (folder / 'study.md').read_text()
   capsys.readouterr()
   assert study_main.main([*command, '--config.duration=99 steps']) == 2
-  line = builders.error_line(capsys)
-  assert "config.duration='99 steps'" in line and 'choose another --workdir' in line
+  builders.error_line(capsys, "config.duration='99 steps'", 'choose another --workdir')
   assert study_main.main([*command, '--config.log.every=3 steps']) == 0  # it changes no number
   assert _calls(pretend) == []
 
@@ -139,16 +116,21 @@ def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):
   assert 'failed:' not in (folder / 'study.md').read_text()
 
 
-def test_a_cell_whose_config_is_refused_is_left_out(pretend, capsys, monkeypatch):
-  """The others run, and it is no failure."""
+def _refuse(monkeypatch, which):
+  """Has the config of some cells be refused."""
   real = study_runner.Study.config
 
   def config(self, cell):
-    if cell.nodes == 2:
+    if which(cell):
       raise config_lib.ConfigError('config.sharding: not with this')
     return real(self, cell)
 
   monkeypatch.setattr(study_runner.Study, 'config', config)
+
+
+def test_a_cell_whose_config_is_refused_is_left_out(pretend, capsys, monkeypatch):
+  """The others run, and it is no failure."""
+  _refuse(monkeypatch, lambda cell: cell.nodes == 2)
   command = _command(pretend / 'study', '--nodes=1,2', '--seeds=0,1')
   assert study_main.main(command) == 0
   assert _calls(pretend) == ['sync-1x1-seed0', 'sync-1x1-seed1']
@@ -162,14 +144,7 @@ def test_a_cell_whose_config_is_refused_is_left_out(pretend, capsys, monkeypatch
 
 
 def test_the_page_of_a_study_in_which_nothing_could_be_trained(pretend, monkeypatch):
-  real = study_runner.Study.config
-
-  def config(self, cell):
-    if cell.duration:  # a run that tunes
-      raise config_lib.ConfigError('config.sharding: not with this')
-    return real(self, cell)
-
-  monkeypatch.setattr(study_runner.Study, 'config', config)
+  _refuse(monkeypatch, lambda cell: cell.duration)  # a run that tunes
   command = _command(pretend / 'study', '--nodes=1', '--tune=optimizer.momentum=0,0.5')
   assert study_main.main(command) == 1
   page = (pretend / 'study' / 'study.md').read_text()
@@ -251,15 +226,8 @@ def test_the_launcher_divides_the_cores_it_has(tmp_path, count):
   last = max(os.sched_getaffinity(0))
   text = f'[ "$1" = -c ] && exec {sys.executable} "$@"\ntaskset -cp $$ | sed "s/.*: //"'
   python = builders.write_program(tmp_path / 'python', text)
-  done = subprocess.run(
-    ['taskset', '-c', str(last), local.LAUNCHER, str(count), '--bind'],
-    cwd=launching.ROOT,
-    env={**os.environ, 'PYTHON': str(python)},
-    capture_output=True,
-    text=True,
-    timeout=60,
-  )
-  assert done.returncode == 0, done.stderr
+  words = 'taskset', '-c', last, local.LAUNCHER, count, '--bind'
+  done = launching.command(*words, timeout=60, PYTHON=str(python))
   assert [line.split()[-1] for line in done.stdout.splitlines()] == [str(last)] * count
 
 
@@ -286,8 +254,7 @@ _FORGOTTEN = 'echo Invalid job id specified >&2; exit 1'
 @pytest.fixture
 def slurm_programs(tmp_path, monkeypatch):
   notes = tmp_path / 'notes'
-  notes.mkdir()
-  (notes / 'queue').write_text('')
+  builders.write_tree(notes, {'queue': ''})
   for name, text in _SLURM.items():
     builders.write_program(notes / name, text.replace('%s', _KILLED))
   monkeypatch.setenv('PATH', f'{notes}:{os.environ["PATH"]}')
@@ -339,8 +306,7 @@ def test_without_slurm_or_its_scripts_one_line_says_so(tmp_path, capsys, monkeyp
     '--slurm="--comment=\'a": expected options of sbatch: No closing' in capsys.readouterr().err
   )
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(config_lib.ConfigError, match='start the study in the checkout of anp_jax'):
-    slurm.script()
+  builders.assert_refused('start the study in the checkout of anp_jax', slurm.script)
 
 
 # The whole command.

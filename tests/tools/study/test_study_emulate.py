@@ -94,8 +94,7 @@ def test_no_run_of_other_times_is_shown_or_continued(tmp_path, capsys):
   left = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
   capsys.readouterr()
   assert study_main.main([*command, '--emulate=step_seconds=0.2']) == 2
-  line = builders.error_line(capsys)
-  assert 'config.emulate.step_seconds=0.2: the run in ' in line and 'has 0.02; choose' in line
+  builders.error_line(capsys, 'config.emulate.step_seconds=0.2: the run in ', 'has 0.02; choose')
   assert {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()} == left
   assert study_main.main([*command, '--emulate=step_seconds=0.02']) == 0
   assert '1 runs, 0 of them to do' in capsys.readouterr().out

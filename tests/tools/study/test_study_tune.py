@@ -2,12 +2,11 @@
 
 import math
 import pathlib
-import sys
 import types
 
 import pytest
 
-from anp_jax.tools.study import __main__ as study_main, grid, local, study_runner, together, tune
+from anp_jax.tools.study import __main__ as study_main, grid, study_runner, together, tune
 from tests import study_runs
 
 _LENET, _RATE = study_runs.LENET, grid.RATE
@@ -193,36 +192,18 @@ def test_its_seed_is_none_of_those_that_are_scored():
 
 # Running, with a launcher that trains nothing: accuracy 1 - |log10(10 rate)|,
 # and the largest rate diverges.
-_PRETEND = """\
-import json, math, os, sys
-flags = dict(a.lstrip('-').split('=', 1) for a in sys.argv[1:])
-workdir = flags['workdir']
-with open(os.path.join(os.environ['PRETEND'], 'calls'), 'a') as f:
-  print(os.path.basename(workdir), file=f)
+_DIVERGES = """\
 rate = float(flags['config.optimizer.learning_rate'])
 if rate > 1:
   print('error: step 3 is not finite: loss nan')
   sys.exit(1)
-with open(os.path.join(workdir, 'config.json'), 'w') as f:
-  json.dump({'batch_size': 10}, f)
-with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
-  for step in (2, 4):
-    print(json.dumps({'kind': 'train', 'step': step, 'seconds': 1,
-                      'images_per_second': 20}), file=f)
-  print(json.dumps({'kind': 'validation', 'step': 4,
-                    'anp_top1': 1 - abs(math.log10(10 * rate))}), file=f)
+accuracy = 1 - abs(math.log10(10 * rate))
 """
 
 
 @pytest.mark.slow
 def test_a_command_that_tunes_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
-  (tmp_path / 'pretend.py').write_text(_PRETEND)
-  monkeypatch.setenv('PRETEND', str(tmp_path))
-  monkeypatch.setattr(
-    local,
-    '_command',
-    lambda study, cell, _: [sys.executable, str(tmp_path / 'pretend.py'), *study.arguments(cell)],
-  )
+  study_runs.pretend(tmp_path, monkeypatch, _DIVERGES)
   monkeypatch.setattr(together, 'groups', lambda study, cells, _: [(cell,) for cell in cells])
   command = [
     'strategies',

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import types
 
 import pytest
@@ -18,17 +19,13 @@ _CELL = grid.Cell('sync', 1, 1, 0)
 
 def _left(study, *records):
   """Leaves a workdir as the job of a cell does."""
-  workdir = study.workdir(_CELL)
   study_runner.begin(study, _CELL)
   saved = json.loads(config_lib.to_json(study.config(_CELL)))
   # What the run decides, it writes down decided.
   saved |= {'batch_size': saved['batch_size'] or 40, 'model.dtype': 'float32'}
-  with open(os.path.join(workdir, 'config.json'), 'w') as f:
-    json.dump(saved, f)
-  with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
-    f.writelines(json.dumps(record) + '\n' for record in records)
-  with open(os.path.join(workdir, 'study.job'), 'w') as f:
-    f.write('71')
+  lines = ''.join(json.dumps(record) + '\n' for record in records)
+  files = {'config.json': json.dumps(saved), 'metrics.jsonl': lines, 'study.job': '71'}
+  builders.write_tree(pathlib.Path(study.workdir(_CELL)), files)
 
 
 def _waiting(study, options, monkeypatch):
