@@ -5,14 +5,13 @@ import dataclasses
 import json
 import math
 import os
-import pathlib
 
 import pytest
 
 from anp_jax.costs import device_step
 from anp_jax.tools.plan import __main__ as command, check, fit, intervals, published_rates
+from tests import launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
 _ASKED = {'sheet': 'from data sheets', 'few': 'other rows of a fitted system'}
 _SHARED = os.path.join(os.path.dirname(__file__), '..', '..', '..', 'shared', 'data', 'scaling.csv')
 
@@ -146,13 +145,13 @@ def test_pages_print_what_check_prints(capsys, comparisons, monkeypatch):
   *lines, last = capsys.readouterr().out.splitlines()
   assert sum('H100 SXM DGX' in line for line in lines) == 3
   values = json.loads(last)
-  page = ' '.join((_ROOT / 'docs/planner.md').read_text().split())
+  page = ' '.join((launching.ROOT / 'docs/planner.md').read_text().split())
   for sentence in check.summary(values):
     assert sentence in lines and sentence in page
   mean = f'mean error {100 * values["sheet_mean"]:.1f} % from data sheets alone'
   expected = f'| the planner against {values["sheet_rates"]:g} published rates | {mean}'
-  assert expected in (_ROOT / 'README.md').read_text()
-  with open(_ROOT / 'results/planner.csv', newline='') as f:
+  assert expected in (launching.ROOT / 'README.md').read_text()
+  with open(launching.ROOT / 'results/planner.csv', newline='') as f:
     recorded = {row['question']: row for row in csv.DictReader(f)}  # the last of each question
   for mode, question in _ASKED.items():
     row = recorded[f'published rates, {question}: mean error']

@@ -46,27 +46,6 @@ def test_peaks_agree_with_those_of_mfu():
   assert chip == 2 * device_peaks.peak_flops('TPU v3', 'bfloat16')
 
 
-@pytest.mark.parametrize(
-  'kind, name',
-  [
-    ('NVIDIA A100-SXM4-40GB', 'a100-40'),
-    ('NVIDIA A100-PCIE-80GB', 'a100-80-pcie'),
-    ('NVIDIA A100 80GB PCIe', 'a100-80-pcie'),
-    ('NVIDIA A100-SXM4-80GB', 'a100-80'),
-    ('Tesla V100-SXM2-16GB', 'v100'),
-    ('NVIDIA H100 80GB HBM3', 'h100'),
-    # Other devices, whose names begin alike.
-    *(
-      (kind, None)
-      for kind in ('NVIDIA RTX A1000', 'Quadro P1000', 'GRID V100D-32Q', 'Quadro K8000')
-    ),
-  ],
-)
-def test_a_device_is_found_by_its_whole_name(kind, name):
-  device = plan_tables.load().named_in(kind)
-  assert (device and device.name) == name
-
-
 def test_every_entry_has_a_source_and_a_link():
   entries = plan_tables.load()
   for device in entries.devices.values():

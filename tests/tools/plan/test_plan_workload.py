@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.config import command_line, strategy as strategy_lib
 from anp_jax.costs import collectives, device_step, hardware, steps
 from anp_jax.tools.plan import machines, memory_traffic, plan_tables, workload
+from tests import builders
 
 _MODERN = 'configs/resnet_anp.py:modern'
 _SMALL = {
@@ -15,10 +15,6 @@ _SMALL = {
   'data.image_size': '32',
   'model.name': 'tests.user_network:SmallNet',
 }
-
-
-def _predicted(setting, images):
-  return strategy_lib.find(setting.config).predicted_step(setting, images)
 
 
 @pytest.fixture(scope='module')
@@ -113,8 +109,7 @@ def test_calls_are_inlined_each_time():
 def test_data_that_is_not_here_may_be_named(tmp_path):
   keys = {**_SMALL, 'data.source': 'folder', 'data.path': str(tmp_path)}
   config = command_line.load(_MODERN, keys)
-  with pytest.raises(config_lib.ConfigError, match='--examples=N'):
-    workload.count(config)
+  builders.assert_refused('--examples=N', workload.count, config)
   assert workload.count(config, 943017, 1200).examples == 943017
 
 
@@ -145,5 +140,5 @@ def test_emulated_gradients_come_at_the_ends_of_pieces(pieces, expected):
   device = plan_tables.load().device('cpu')
   setting = steps.Setting(config, cost, device, cluster, device_step.Efficiency(0.5, 1, 1, 0.5))
   setting = machines.with_given_times(setting)
-  step = _predicted(setting, 4)
+  step = strategy_lib.find(config).predicted_step(setting, 4)
   assert step.seconds == pytest.approx(expected, rel=1e-6)
