@@ -1,6 +1,5 @@
 """Every family's networks: their sizes, and what a file of weights tells of them."""
 
-import pathlib
 import re
 
 from flax import traverse_util
@@ -14,7 +13,7 @@ from anp_jax.checkpoint.weights import families, naming
 from anp_jax.config import networks
 from anp_jax.models import convnets, convnext, efficientnet, resnet
 from anp_jax.system import flops, onednn
-from tests import builders, onednn_here
+from tests import builders, launching, onednn_here
 
 # torchvision's and timm's with 1,000 classes; millions as timm's
 # results-imagenet.csv has them.
@@ -69,7 +68,7 @@ SMALL = {
 # Network, width, pixels, millions of parameters and billions of operations.
 _ROWS = re.findall(
   r'^\| `(\w+)`(?:, width (\d+))? \| (\d+) \| ([\d.]+) \| ([\d.]+) \|',
-  (pathlib.Path(__file__).parents[2] / 'docs' / 'networks.md').read_text(),
+  (launching.ROOT / 'docs' / 'networks.md').read_text(),
   re.MULTILINE,
 )
 # Endings of the names of networks that are one of several of their kind.

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
-from anp_jax.training import eval_loop, eval_step, objective as objective_lib
-from tests import layer_references as references, user_network
+from anp_jax.training import eval_loop, eval_step
+from tests import builders, layer_references as references, programs, user_network
 
 SIDE = 8
 EXAMPLES = 37  # two batches of 16 and five rows of a third
 BATCH = 16
-NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+NAMES = programs.NAMES
 ADJECTIVE_IDS = np.arange(12) // 4
 NOUN_IDS = np.arange(12) % 4
 
@@ -57,7 +56,7 @@ def _batches(mesh, padding=0):
     rows = rows[rows < EXAMPLES]
     batch['image'][: len(rows)] = images[rows]
     batch['label'][: len(rows)] = labels[rows]
-    yield jax.device_put(batch, mesh_lib.batch_sharding(mesh))
+    yield programs.put(batch, mesh)
 
 
 def _rows(config, variables=None):
@@ -110,17 +109,13 @@ def _evaluator(config, devices, average=None, model=None, by_example=False):
   specs = mesh_lib.param_specs(config.sharding, params, mesh)
   where = mesh_lib.shardings(mesh_lib.state_specs(state, specs), mesh)
   state = jax.device_put(state, where)
-  abstract_state = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-  )
-  objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), config)
   steps = eval_step.EvalStep(
     config=config,
     mesh=mesh,
     model=model or _network(),
-    objective=objective,
+    objective=programs.objective(config),
     strategy_step=strategy_lib.find(config).build(config, specs),
-    abstract_replica=abstract_state,
+    abstract_replica=builders.abstract(state),
   )
   jitted = steps.examples() if by_example else steps.sums()
   return jitted, state, mesh

@@ -1,7 +1,6 @@
 """Networks on features: a fusion and its contributions, zero-shot scores."""
 
 import csv
-import io
 
 import jax
 import numpy as np
@@ -43,10 +42,6 @@ def fusion(tmp_path_factory):
   return root / 'run', source, labels, values
 
 
-def _rows(text):
-  return list(csv.DictReader(io.StringIO(text)))
-
-
 @pytest.mark.slow
 def test_a_fusion_learns_and_says_what_each_network_contributes(fusion, capsys):
   workdir, source, labels, values = fusion
@@ -67,7 +62,7 @@ def test_a_fusion_learns_and_says_what_each_network_contributes(fusion, capsys):
   np.testing.assert_allclose(saved['contributions'], contributions, atol=_TOLERANCE)
   # Twenty times chance: the features tell words, and no pair by themselves.
   assert (logits.argmax(1) == labels).mean() > 0.9
-  for i, row in enumerate(_rows((folder / 'classes.csv').read_text())):
+  for i, row in enumerate(builders.rows(folder / 'classes.csv')):
     want = contributions[labels == i].mean(0)
     got = [float(row[f'{word}_contribution']) for word in ('adjective', 'noun')]
     np.testing.assert_allclose(got, want, atol=_TOLERANCE)
@@ -76,7 +71,7 @@ def test_a_fusion_learns_and_says_what_each_network_contributes(fusion, capsys):
   paths = source.removeprefix('features:').replace('{split}', 'validation')
   command = ['predict', f'--checkpoint={workdir}', '--explain', '--top=1', paths]
   assert predict.main(command) == 0
-  rows = _rows(capsys.readouterr().out)
+  rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
   assert [row['anp'] for row in rows] == [_PAIRS[i] for i in logits.argmax(1)]
   got = [[float(row[f'{word}_contribution']) for word in ('adjective', 'noun')] for row in rows]
   want = parts[np.arange(len(labels)), :, logits.argmax(1)]
@@ -137,8 +132,8 @@ def test_texts_give_the_zero_shot_scores_of_clip(tmp_path):
   order = [names.index(name) for name in sorted({path.partition('/')[0] for path in paths})]
   np.testing.assert_allclose(kernel, 100 * unit[order].T, rtol=1e-6)
   np.savez(tmp_path / 'texts.npz', names=names[1:], features=texts[1:])
-  with pytest.raises(config_lib.ConfigError, match="no text of the class 'old_sea'"):
-    train.run(config, str(tmp_path / 'other'))
+  words = "no text of the class 'old_sea'"
+  builders.assert_refused(words, train.run, config, str(tmp_path / 'other'))
 
 
 def test_features_are_what_the_classifier_reads():

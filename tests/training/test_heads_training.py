@@ -1,6 +1,5 @@
 """Heads in training: the loss of a run, and models of several heads."""
 
-import jax
 import numpy as np
 import pytest
 from scipy import special
@@ -10,7 +9,7 @@ from anp_jax import config as config_lib, train
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
-from tests import builders
+from tests import builders, serving
 
 PAIRS = ('cute_cat', 'cute_dog', 'wild_cat', 'wild_sea', 'mild_sea', 'mild_dog')
 # Of each class, by hand: cute, mild, wild; cat, dog, sea.
@@ -69,7 +68,7 @@ def test_loss_of_a_run_is_weighted(pairs, tmp_path, monkeypatch, capsys):
   train.run(config, str(tmp_path))
   text = capsys.readouterr().out
   assert ', head factored\n' in text and ', balanced by weights\n' in text
-  (line,) = [r for r in telemetry.read(str(tmp_path)) if r['kind'] == 'train']
+  (line,) = telemetry.of_kind(str(tmp_path), 'train')
   # With a learning rate of 0 the network is still the one that it saw.
   network = trained.load(str(tmp_path))
   with np.load(pairs) as arrays:
@@ -88,9 +87,8 @@ def test_loss_of_a_run_is_weighted(pairs, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.soak
 def test_model_ring_scores_models_of_several_heads(pairs, tmp_path, monkeypatch, capsys):
-  chosen_devices = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
-  monkeypatch.setattr(jax, 'local_devices', lambda **_: chosen_devices)
+  builders.use_devices(monkeypatch, 1)
+  serving.on_devices(monkeypatch, 1)
   config = _config(
     pairs,
     **{

@@ -7,7 +7,7 @@ import pytest
 from anp_jax import config as config_lib, models
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.training import multipliers, optimizer
-from tests import builders, programs
+from tests import builders, launching, programs
 
 
 def _config(name='convnextv2_atto', **keys):
@@ -20,8 +20,7 @@ def _config(name='convnextv2_atto', **keys):
       'optimizer.name': 'sgd',
       'optimizer.weight_decay': 0.0,
       'optimizer.learning_rate': 0.1,
-      'schedule.name': 'constant',
-      'schedule.warmup': '0 steps',
+      **launching.CONSTANT,
       **keys,
     }
   )
@@ -52,12 +51,7 @@ def _blocks(*stages):
 
 def test_layers_of_a_resnet():
   assert _numbers('resnet34d') == {
-    'stem_conv1': 0,
-    'stem_norm1': 0,
-    'stem_conv2': 0,
-    'stem_norm2': 0,
-    'stem_conv3': 0,
-    'stem_norm3': 0,
+    **{f'stem_{kind}{i}': 0 for kind in ('conv', 'norm') for i in (1, 2, 3)},
     **_blocks(3, 4, 6, 3),
     'head': 17,
   }
@@ -70,8 +64,7 @@ def test_layers_of_a_convnext():
     'stem_conv': 0,
     'stem_norm': 0,
     **_blocks(2, 2, 6, 2),
-    **{f'stage{i}_norm': n for i, n in downsampling.items()},
-    **{f'stage{i}_conv': n for i, n in downsampling.items()},
+    **{f'stage{i}_{kind}': n for i, n in downsampling.items() for kind in ('norm', 'conv')},
     'head_norm': 13,
     'head': 13,
   }
@@ -102,14 +95,7 @@ def test_stages_and_blocks_are_in_the_order_of_their_numbers():
 
 _TREE = {
   name: {'kernel': np.full((2, 2), 1.5, np.float32)}
-  for name in (
-    'stem_conv',
-    'stage1_block1',
-    'stage2_conv',
-    'stage2_block1',
-    'stage2_block2',
-    'head',
-  )
+  for name in 'stem_conv stage1_block1 stage2_conv stage2_block1 stage2_block2 head'.split()
 }
 
 
@@ -151,5 +137,4 @@ def test_it_belongs_to_a_run_that_begins_with_weights():
   line = builders.refusal(config_lib.resolved, config_lib.base(), {'optimizer.layer_decay': '0.5'})
   assert line == ("config.optimizer.layer_decay belongs to init.from=a path, not ''")
   for value in (0.0, 1.5):
-    with pytest.raises(config_lib.ConfigError, match='above 0, at most 1'):
-      _config(optimizer__layer_decay=value)
+    builders.assert_refused('above 0, at most 1', _config, optimizer__layer_decay=value)

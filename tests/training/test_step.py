@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib, models
+from anp_jax import models
 from anp_jax.cluster import preemption
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.training import train_step as step_lib
-from tests import stepping
+from tests import builders, stepping
 
 
 @pytest.mark.slow
@@ -330,8 +330,7 @@ def test_a_users_module_with_dropout_trains():
 def test_a_batch_that_does_not_divide_is_refused(batch, devices, overrides, message):
   config = stepping.config_of('float32', **overrides)
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  with pytest.raises(config_lib.ConfigError, match=message):
-    division.check(config, batch, mesh)
+  builders.assert_refused(message, division.check, config, batch, mesh)
 
 
 @pytest.mark.parametrize(
