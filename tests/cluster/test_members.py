@@ -105,13 +105,6 @@ def test_processes_that_come_late_divide_the_gpus_that_are_free(gpus, first, lat
     assert run.start_of(run[index])['devices'] == want
 
 
-def test_processes_that_differ_do_not_begin():
-  run = _members(0, 1, count=2)
-  run[1].info['versions'] = {'jax': '2'}
-  builders.assert_refused('^rank 1 on node1 has jax 2', run.begin, 99, least=1)
-  assert not run.have_begun
-
-
 def test_processes_that_cannot_share_gpus_do_not_begin():
   run = _members(0, 1, count=2, platform='gpu', gpus=['a'], host='node0')
   words = '^rank 0 on node0 and 1 more processes there all see the same 1 GPUs'
