@@ -237,12 +237,8 @@ def _suffer():
 def _move_to_node():
   # JAX listens at the address of the host's name.
   name = os.environ['ANP_NODES'] + _rank()
-  libc, new_mounts, new_name, private = (
-    ctypes.CDLL(None, use_errno=True),
-    0x20000,
-    0x4000000,
-    1 << 18,
-  )
+  libc = ctypes.CDLL(None, use_errno=True)
+  new_mounts, new_name, private = 0x20000, 0x4000000, 1 << 18
   recursive, bind, network = 0x4000, 0x1000, 0x40000000
   with open(f'/run/netns/{name}') as f:
     calls = (

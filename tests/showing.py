@@ -6,9 +6,9 @@ import numpy as np
 from PIL import Image
 
 from anp_jax.data.show import __main__ as show
+from tests import launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-CONFIG = f'--config={_ROOT / "configs" / "resnet_anp.py"}:tiny'
+CONFIG = f'--config={launching.ROOT / "configs" / "resnet_anp.py"}:tiny'
 # Images of a class of the tree, in training and in evaluation.
 PAIRS = {'big_cat': (2, 1), 'big_dog': (3, 0), 'old_car': (1, 3), 'old_dog': (3, 2)}
 

@@ -1,7 +1,6 @@
 """The commands of an installed package, without an installation."""
 
 import importlib
-import pathlib
 import sys
 import tomllib
 import types
@@ -12,9 +11,9 @@ import anp_jax
 from anp_jax import __main__ as train_command, commands
 from anp_jax.config import argument_parser
 from anp_jax.system import interrupts, xla_flags
+from tests import launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-_PROJECT = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
+_PROJECT = tomllib.loads((launching.ROOT / 'pyproject.toml').read_text())['project']
 _NAMES = [name.removeprefix('anp-') for name in _PROJECT['scripts']]
 # Their main functions take what follows the command's name.
 _WITHOUT_NAME = (

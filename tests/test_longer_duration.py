@@ -49,9 +49,13 @@ def test_the_old_rate_is_by_all_of_the_old_config(config):
   assert schedule_change.rates(saved, spec, 5) == pytest.approx((_rate('polynomial', 5, 9), 1.0))
 
 
-def test_the_rates_to_come_decide(config):
+@pytest.mark.parametrize(
+  'old, new',
+  [('4 steps', '8 steps'), ('1e12 steps', '2e12 steps')],  # also one that a time limit will stop
+)
+def test_the_rates_to_come_decide(config, old, new):
   """In the warm-up both are equal at the step of resume, and differ later."""
-  saved, spec = _runs(config, 'cosine', '4 steps', '8 steps')
+  saved, spec = _runs(config, 'cosine', old, new)
   assert schedule_change.rates(saved, spec, 2) == (_PEAK, _PEAK)
 
 
@@ -67,12 +71,6 @@ def test_the_rates_to_come_decide(config):
 def test_a_schedule_that_stays_is_no_change(config, schedule, old, new):
   saved, spec = _runs(config, schedule, old, new)
   assert schedule_change.rates(saved, spec, 4) == ()
-
-
-def test_a_run_longer_than_memory_holds(config):
-  """Such as one that a time limit will stop."""
-  saved, spec = _runs(config, 'cosine', '1e12 steps', '2e12 steps')
-  assert schedule_change.rates(saved, spec, 3) == (_PEAK, _PEAK)
 
 
 def test_a_new_run_has_no_schedule_before(config):

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import pathlib
 import re
 import shutil
 import signal
@@ -17,27 +16,19 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import (
-  __main__ as main,
-  cluster,
-  config as config_lib,
-  recorder as recorder_lib,
-  run as run_lib,
-  train,
-)
+from anp_jax import __main__ as main, cluster, recorder as recorder_lib, run as run_lib, train
 from anp_jax.checkpoint import run_dir
 from anp_jax.reporting import delayed_metrics, run_page, telemetry
 from tests import builders, launching, listed_sets, serving
 
 pytestmark = pytest.mark.usefixtures('on_one_device')
 
-_ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 # Compiles in a second.
 _SMALL = '--config=configs/resnet_anp.py:tiny', '--config.model.name=tests.user_network:SmallNet'
 
 
 def _steps(workdir, kind):
-  return [r['step'] for r in telemetry.read(str(workdir)) if r['kind'] == kind]
+  return [r['step'] for r in telemetry.of_kind(str(workdir), kind)]
 
 
 def _losses(workdir):
@@ -78,9 +69,9 @@ def finished(tmp_path_factory):
   config.log.tensorboard = True
   config.ema = 0.9
   handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-  output, events, first = io.StringIO(), [], jax.devices()[:1]
+  output, events = io.StringIO(), []
   with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
-    patch.setattr(jax, 'devices', lambda: first)
+    builders.use_devices(patch, 1)
     _note_calls(patch, events)
     # Nothing is transferred implicitly.
     with jax.transfer_guard('disallow'):
@@ -130,8 +121,7 @@ def test_processes_are_all_compiled_before_the_first_step(finished):
 
 
 def test_wait_for_the_first_batch_is_in_no_rate(finished):
-  lines = [r for r in telemetry.read(str(finished.folder)) if r['kind'] == 'train']
-  assert all(r['input_wait'] < 1 for r in lines)
+  assert all(r['input_wait'] < 1 for r in telemetry.of_kind(str(finished.folder), 'train'))
 
 
 def test_finished_run_says_so_and_changes_nothing(finished, copied, capsys):
@@ -154,7 +144,7 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path, finished, monkeypatch, ca
     listed_sets.write(tmp_path, 'tar', 4 * 'ab', 'validation', [photos[4][:90], *photos[5:]])
     config.data.source = listed_sets.write(tmp_path, 'tar', 20 * 'ab', photos=photos)
     assert train.run(config, str(straight))['examples'] == 7
-    *_, last = (r for r in telemetry.read(str(straight)) if r['kind'] == 'train')
+    last = telemetry.of_kind(str(straight), 'train')[-1]
     # 12 steps of 16 images: four epochs of 40 and most of a fifth.
     assert last['damaged'] in (4, 5) and np.isfinite(last['loss'])
   broken = tmp_path / 'broken'
@@ -171,8 +161,7 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path, finished, monkeypatch, ca
   if source == 'tar':  # another set under the same name is refused
     listed_sets.write(tmp_path, 'tar', 21 * 'ab', photos=photos)
     config.duration = '16 steps'
-    with pytest.raises(config_lib.ConfigError, match='41'):
-      train.run(config, str(broken))
+    builders.assert_refused('41', train.run, config, str(broken))
 
 
 def test_not_finite_stops_with_the_step_and_keeps_the_past(tmp_path, capsys, monkeypatch):
@@ -198,23 +187,20 @@ def test_evaluate_scores_a_checkpoint(finished, copied, capsys):
   best = train.run(config, str(folder), 'evaluate', 'best')
   lines = [r for r in telemetry.read(str(folder)) if r['kind'] != 'train']
   assert best['anp_top1'] == max(r['anp_top1'] for r in lines)
-  with pytest.raises(config_lib.ConfigError, match='no checkpoint'):
-    train.run(config, str(folder / 'empty'), 'evaluate')
+  builders.assert_refused('no checkpoint', train.run, config, str(folder / 'empty'), 'evaluate')
 
 
 def test_another_runs_workdir_is_refused_and_kept(copied):
   config, folder = copied
   before = sorted(p for p in folder.rglob('*') if 'tensorboard' not in str(p))
   config.seed = 5
-  with pytest.raises(config_lib.ConfigError, match='config.seed is 5'):
-    train.run(config, str(folder))
+  builders.assert_refused('config.seed is 5', train.run, config, str(folder))
   assert before == sorted(p for p in folder.rglob('*') if 'tensorboard' not in str(p))
 
 
 def test_foreign_checkpoints_are_refused(tmp_path, tiny_config):
   (tmp_path / 'checkpoints' / '100').mkdir(parents=True)
-  with pytest.raises(config_lib.ConfigError, match='no config.json'):
-    train.run(tiny_config, str(tmp_path))
+  builders.assert_refused('no config.json', train.run, tiny_config, str(tmp_path))
   assert (tmp_path / 'checkpoints' / '100').is_dir()
 
 
@@ -256,7 +242,7 @@ def command(tmp_path):
   def start(workdir, **options):
     return subprocess.Popen(
       [sys.executable, 'main.py', *_SMALL, f'--workdir={workdir}', *typed],
-      cwd=_ROOT,
+      cwd=launching.ROOT,
       env={**os.environ, **launching.QUICK, 'PYTHONPATH': str(tmp_path)},
       stderr=subprocess.STDOUT,
       text=True,
@@ -332,8 +318,8 @@ def test_shipped_demo_learns(tmp_path):
   }
   typed = launching.typed(keys)
   # As a command, which tells XLA what a test's own process does not.
-  demo = ['main.py', '--config=configs/resnet_anp.py:demo', f'--workdir={tmp_path}', *typed]
-  subprocess.run([sys.executable, *demo], cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
+  demo = '--config=configs/resnet_anp.py:demo'
+  launching.python('main.py', demo, f'--workdir={tmp_path}', *typed, status=0)
   *_, last = telemetry.read(str(tmp_path))
   assert last['kind'] == 'validation' and last['step'] == 38
   # 4.01 and 0.18; chance is log(60) = 4.09 and one of 14 adjectives.

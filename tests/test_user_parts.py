@@ -42,7 +42,7 @@ def test_a_run_of_own_parts(tmp_path):
   config = command_line.load('configs/resnet_anp.py:tiny', _KEYS)
   scores = train.run(config, str(tmp_path))
   assert 0 <= scores['anp_top1'] <= 1
-  lines = [r for r in telemetry.read(str(tmp_path)) if r['kind'] == 'train']
+  lines = telemetry.of_kind(str(tmp_path), 'train')
   rates = [line['learning_rate'] for line in lines]
   np.testing.assert_allclose(rates, 0.2 * (1 - np.arange(4) / 4), rtol=1e-6)
   # The hinge loss of two classes whose outputs are alike is half a margin.

@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib, train
+from anp_jax import train
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line, strategy as strategy_lib
 from anp_jax.reporting import telemetry
 from anp_jax.tools.study import __main__ as study
-from tests import builders
+from tests import builders, launching
 
 _NAME = 'tests.sign_sgd:SignSgd'
 _KEYS = {
@@ -19,8 +19,7 @@ _KEYS = {
   'optimizer.name': 'sgd',
   'optimizer.learning_rate': '0.25',
   'optimizer.weight_decay': '0.0',
-  'schedule.name': 'constant',
-  'schedule.warmup': '0 steps',
+  **launching.CONSTANT,
 }
 
 
@@ -93,7 +92,5 @@ def test_a_strategy_is_named_by_its_address():
 
 
 def test_a_name_without_a_class_is_refused():
-  with pytest.raises(config_lib.ConfigError, match='local_sgd'):
-    strategy_lib.by_name('locl')
-  with pytest.raises(config_lib.ConfigError, match='SignSG'):
-    strategy_lib.by_name('tests.sign_sgd:SignSG')
+  builders.assert_refused('local_sgd', strategy_lib.by_name, 'locl')
+  builders.assert_refused('SignSG', strategy_lib.by_name, 'tests.sign_sgd:SignSG')

@@ -269,8 +269,7 @@ def test_what_only_reads_changes_nothing(workdir, config, caplog):
   _empty(workdir / 'checkpoints' / '2')
   (workdir / 'best').rmdir()  # the run was not evaluated yet
   save = workdir / 'checkpoints' / '3.orbax-checkpoint-tmp'
-  save.mkdir()
-  (save / 'half').write_text('x')
+  builders.write_tree(save, {'half': 'x'})
   before = _all_files(workdir)
   checkpoints = _open(workdir, config, data=None)
   _assert_restores(checkpoints, 1)

@@ -111,8 +111,7 @@ def test_the_mean_of_groups(tmp_path):
 def test_a_run_of_a_like_name_is_named(tmp_path):
   (tmp_path / 'photos').mkdir()
   (tmp_path / 'photos/config.json').write_text('{}')
-  with pytest.raises(config_lib.ConfigError, match="did you mean 'photos'?"):
-    trained.find(f'{tmp_path}/phots')
+  builders.assert_refused("did you mean 'photos'?", trained.find, f'{tmp_path}/phots')
   assert "did you mean 'photos'?" in published_weights.missing_path(f'{tmp_path}/phots')
 
 

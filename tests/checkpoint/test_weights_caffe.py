@@ -2,7 +2,7 @@
 
 import csv
 import json
-import os
+import pathlib
 import tracemalloc
 
 import jax
@@ -30,10 +30,9 @@ _SMALL = {
 
 
 def _write(folder, arrays, name='x.caffemodel', **form):
-  path = os.path.join(folder, name)
-  with open(path, 'wb') as f:
-    f.write(caffe_models.net(arrays, **form))
-  return path
+  path = folder / name
+  path.write_bytes(caffe_models.net(arrays, **form))
+  return str(path)
 
 
 @pytest.mark.parametrize('form', ['layer', 'V1', 'V0'])
@@ -60,14 +59,12 @@ def test_a_file_tells_alexnet_by_the_order_of_its_layers(tmp_path, form):
 
 
 def test_no_part_of_a_file_is_taken_for_the_whole(tmp_path):
-  path = _write(tmp_path, caffe_models.tensors(_SMALL))
-  with open(path, 'rb') as f:
-    data = f.read()
+  path = pathlib.Path(_write(tmp_path, caffe_models.tensors(_SMALL)))
+  data = path.read_bytes()
   for size in range(len(data)):
-    with open(path, 'wb') as f:
-      f.write(data[:size])
+    path.write_bytes(data[:size])
     with pytest.raises(ValueError):
-      caffe_file.read(path)
+      caffe_file.read(str(path))
 
 
 @pytest.mark.parametrize(

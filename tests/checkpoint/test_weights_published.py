@@ -202,8 +202,7 @@ def _saved(run, **overrides):
   """The workdir of a run that came to no checkpoint; its flat config."""
   overrides = {k.replace('__', '.'): str(v) for k, v in overrides.items()}
   text = config_lib.to_json(command_line.load(_TINY, overrides))
-  run.mkdir()
-  (run / 'config.json').write_text(text)
+  builders.write_tree(run, {'config.json': text})
   return json.loads(text)
 
 

@@ -8,11 +8,10 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, optimizers
-from tests import builders
+from tests import builders, launching
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / 'tests' / 'golden'
-_TINY = f'{ROOT}/configs/resnet_anp.py:tiny'
+GOLDEN = launching.ROOT / 'tests' / 'golden'
+_TINY = f'{launching.ROOT}/configs/resnet_anp.py:tiny'
 
 PLAIN = """
 from anp_jax import config as config_lib
@@ -66,7 +65,7 @@ def _own_files(variant):
 def _golden_cases():
   """(file, variant) of every recipe that is shipped."""
   cases = []
-  for path in sorted((ROOT / 'configs').glob('*.py')):
+  for path in sorted((launching.ROOT / 'configs').glob('*.py')):
     if path.stem == '__init__':
       continue
     space = {}
@@ -101,7 +100,7 @@ def test_golden(path, variant, tmp_path, monkeypatch):
 def test_recipes_of_published_lists(variant, tmp_path, monkeypatch):
   """Each thing that is missing is asked for in one line that names its key."""
   monkeypatch.chdir(tmp_path)
-  spec = f'{ROOT}/configs/resnet_anp.py'
+  spec = f'{launching.ROOT}/configs/resnet_anp.py'
   text = builders.refusal(command_line.load, f'{spec}:{variant}', {})
   assert text == "config.data.path='': expected the path of the folder"
   photographs = {'data.path': '.'}
@@ -129,7 +128,7 @@ def test_base_is_valid():
 
 
 def test_a_resolved_config_cannot_be_written_to():
-  config = command_line.load(f'{ROOT}/configs/resnet_anp.py', {})
+  config = command_line.load(f'{launching.ROOT}/configs/resnet_anp.py', {})
   saved = json.loads(config_lib.to_json(config))
   for frozen in (config, config_lib.replaced(config, {'seed': 1}), config_lib.from_flat(saved)):
     with pytest.raises(AttributeError, match='immutable'):
@@ -232,6 +231,7 @@ def test_bad_override(recipe, key, text, expected):
     ("c.duration = 'ten epochs'", "config.duration='ten epochs' is not a dura"),
     ('c = {}', 'get_config must return a ConfigDict'),
     ('1 / 0', 'ZeroDivisionError: division by zero'),
+    ('def get_config(:', 'recipe.py: SyntaxError'),
     ('import nothing_of_this_name', 'ModuleNotFoundError: No module named'),
   ),
 )
@@ -246,11 +246,6 @@ def test_type_is_checked_where_the_config_does_not(value):
     config.batch_size = value
   line = f'config.batch_size={value!r}: expected a whole number'
   assert line in builders.refusal(config_lib.resolved, config)
-
-
-def test_syntax_error_names_the_file(recipe):
-  text = builders.refusal(command_line.load, recipe('def get_config(:\n'), {})
-  assert 'recipe.py: SyntaxError' in text
 
 
 def test_unknown_variant_names_the_nearest(recipe):
@@ -329,16 +324,13 @@ _NORM = 'norm_group=0.*where strategy.rows is not'
     ('invariant', _WORKERS, 'belongs to strategy.name=sync, local_sgd, parameter_server'),
     ('channel_split', _WORKERS, 'belongs to strategy.name=sync, local_sgd, parameter_server'),
     ('local_sgd', {'strategy.rows': '2,1'}, 'config.strategy.rows'),
-    ('sync', {'strategy.rows': ''}, _ROWS),
-    ('sync', {'strategy.rows': '0,1'}, _ROWS),
-    ('sync', {'strategy.rows': '1.5,1'}, _ROWS),
-    ('sync', {'strategy.rows': '2:1'}, _ROWS),
-    ('sync', {'strategy.rows': 'fast'}, _ROWS),
+    *(('sync', {'strategy.rows': rows}, _ROWS) for rows in ('', '0,1', '1.5,1', '2:1', 'fast')),
     ('sync', {'strategy.rows': '2,1', 'model.norm_group': '0'}, _NORM),
     ('invariant', {'strategy.rows': '2,1', 'model.norm_group': '0'}, _NORM),
-    ('invariant', {'strategy.logical_shards': '0'}, 'logical_shards=0: expected 2 or more'),
-    ('invariant', {'strategy.logical_shards': '1'}, 'logical_shards=1: expected 2 or more'),
-    ('invariant', {'strategy.logical_shards': '-4'}, 'logical_shards=-4: expected 2 or more'),
+    *(
+      ('invariant', {'strategy.logical_shards': n}, f'logical_shards={n}: expected 2 or more')
+      for n in ('0', '1', '-4')
+    ),
   ],
 )
 def test_what_a_strategy_cannot_do_is_refused(name, overrides, message):

@@ -1,13 +1,12 @@
 """Every key that the code reads is a key that the tables have."""
 
 import ast
-import pathlib
 
 import pytest
 
 from anp_jax import config as config_lib
+from tests import launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CONFIG_NAMES = ('config', '_config', 'run_config', '_run_config')
 # Attributes of a config and its groups that are no keys.
 _METHODS = ('get', 'items', 'keys', 'values', 'to_dict', 'to_json')
@@ -90,12 +89,12 @@ def _is_known(path):
 
 def test_every_key_that_the_code_reads_is_in_a_table():
   wrong, count = [], 0
-  for path in sorted((_ROOT / 'anp_jax').rglob('*.py')):
+  for path in sorted((launching.ROOT / 'anp_jax').rglob('*.py')):
     for line, names in _paths(path.read_text()):
       if names[0] in _ROOTS:
         count += 1
         if not _is_known(names):
-          wrong.append(f'{path.relative_to(_ROOT)}:{line}: config.{".".join(names)}')
+          wrong.append(f'{path.relative_to(launching.ROOT)}:{line}: config.{".".join(names)}')
   assert not wrong
   assert count > 300
 

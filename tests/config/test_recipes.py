@@ -26,15 +26,13 @@ def test_a_shipped_recipe_is_found_in_any_folder(folder):
 
 
 def test_a_file_of_the_folder_comes_first(folder):
-  (folder / 'configs').mkdir()
-  (folder / 'configs' / 'lenet.py').write_text(_MINE)
+  builders.write_tree(folder / 'configs', {'lenet.py': _MINE})
   assert recipes.find('configs/lenet.py') == 'configs/lenet.py'
   builders.assert_refused('must return a ConfigDict', command_line.load, 'configs/lenet.py', {})
 
 
 def test_an_installed_recipe_is_one_of_the_package(folder, monkeypatch):
-  (folder / 'recipes').mkdir()
-  (folder / 'recipes' / 'lenet.py').write_text(_MINE)
+  builders.write_tree(folder / 'recipes', {'lenet.py': _MINE})
   monkeypatch.setattr(recipes, '_PACKAGE', folder)
   assert recipes.find('configs/lenet.py') == str(folder / 'recipes/lenet.py')
 
@@ -49,8 +47,7 @@ def test_an_installed_recipe_is_one_of_the_package(folder, monkeypatch):
   ],
 )
 def test_a_mistyped_recipe_is_answered_with_the_nearest(folder, typed, nearest):
-  (folder / 'mine').mkdir()
-  (folder / 'mine' / 'lenet.py').write_text(_MINE)
+  builders.write_tree(folder / 'mine', {'lenet.py': _MINE})
   line = builders.refusal(command_line.load, f'{typed}:tiny', {})
   assert line == (f'--config: no file {typed!r}; did you mean {nearest!r}?')
 

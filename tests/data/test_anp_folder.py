@@ -130,5 +130,4 @@ def test_a_damaged_description_is_one_line(written, name, config):
     file.write('version https://git-lfs.github.com/spec/v1')
   config.data.dir, config.data.train_split = data_dir, 'train'
   config.data.source = 'tfds:anp_folder/My-set.v2'
-  line = builders.refusal(sources.open_source, config, True)
-  assert 'that can be read' in line
+  builders.assert_refused(['that can be read'], sources.open_source, config, True)

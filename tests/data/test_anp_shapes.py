@@ -2,8 +2,6 @@
 
 import hashlib
 import io
-import os
-import subprocess
 import sys
 
 import numpy as np
@@ -112,17 +110,8 @@ def test_stored_bytes_are_the_rendered_ones(splits, counts):
 @pytest.mark.slow
 def test_two_builds_at_once_read_the_same(tmp_path):
   """From standard input, where worker processes find no program."""
-  environment = {**os.environ, 'PYTHONPATH': str(launching.ROOT)}
-  builds = [
-    subprocess.Popen(
-      [sys.executable, '-', folder],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-      env=environment,
-    )
-    for folder in (tmp_path, tmp_path, tmp_path / 'other')
-  ]
+  folders = (tmp_path, tmp_path, tmp_path / 'other')
+  builds = [launching.start('-', folder) for folder in folders]
   for build in builds:
     build.stdin.write(_PROGRAM)
     build.stdin.close()

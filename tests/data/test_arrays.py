@@ -103,16 +103,11 @@ def test_the_labels_that_name_the_classes_are_checked(tmp_path, config):
 @pytest.mark.parametrize('name', ['set.npz', 'folder'])
 def test_unknown_split_of_arrays(tmp_path, config, name):
   _save(tmp_path / name, _arrays())
-  opening.refused(
-    ["'trian_images'", "did you mean 'train_images'"], config, 'arrays', tmp_path / name, 'trian'
-  )
-  opening.refused(
-    ["'test_images'", 'train_images', 'validation_images'],
-    config,
-    'arrays',
-    tmp_path / name,
-    'test',
-  )
+  for split, words in (
+    ('trian', ["'trian_images'", "did you mean 'train_images'"]),
+    ('test', ["'test_images'", 'train_images', 'validation_images']),
+  ):
+    opening.refused(words, config, 'arrays', tmp_path / name, split)
 
 
 def test_images_are_contiguous(tmp_path):

@@ -33,7 +33,7 @@ def test_boxes_near_the_edges_have_the_whole_pictures_pixels(config, monkeypatch
   # Boxes of the result's size, so that nothing is resized.
   files = [
     builders.encode_image(
-      _noise(side + top + 1, side + left + right, (top, left, right)),
+      builders.random_pixels(side + top + 1, side + left + right, (top, left, right)),
       'JPEG',
       subsampling=subsampling,
     )
@@ -48,11 +48,6 @@ def test_boxes_near_the_edges_have_the_whole_pictures_pixels(config, monkeypatch
     picture = np.asarray(Image.open(io.BytesIO(file)))
     want = picture[top : top + side, left : left + side]
     np.testing.assert_array_equal(image, want, err_msg=str((top, *gap)))
-
-
-def _noise(height, width, seed):
-  random = np.random.default_rng(seed)
-  return random.integers(0, 256, (height, width, 3), np.uint8)
 
 
 def test_tensorflow_is_imported_without_keras(tmp_path, monkeypatch):

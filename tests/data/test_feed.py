@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anp_jax.data.input import feed
-from tests import builders
+from tests import builders, launching
 
 # (devices on the data axis, devices on the model axis)
 _MESHES = [(1, 1), (8, 1), (4, 2)]
@@ -131,9 +131,7 @@ def test_reads_ahead_by_depth_and_no_more():
       yield {'i': i}
 
   stream = feed.Feed(count(), 3)
-  deadline = time.monotonic() + 10
-  while len(numbers) < 4 and time.monotonic() < deadline:
-    time.sleep(0.01)
+  launching.wait_until(lambda: len(numbers) >= 4, 10)
   time.sleep(0.2)
   assert len(numbers) == 4  # three wait, one is in hand
   stream.close()
@@ -179,10 +177,8 @@ def test_waited_is_the_time_that_the_reader_waits():
 
   def slow():
     for i, cost in enumerate(seconds):
-      deadline = time.monotonic() + 10
       # Until the reader waits for batch i: it reads the clock before and after.
-      while clock.reads < 2 * i + 1 and time.monotonic() < deadline:
-        time.sleep(0.001)
+      launching.wait_until(lambda i=i: clock.reads > 2 * i, 10, pause=0.001)
       clock.now += cost
       yield {'i': i}
 

@@ -101,8 +101,8 @@ def test_pillow_has_no_limit_of_its_own():
 def heic():
   """A photograph as a telephone saves it: its file and its RGB pixels."""
   pillow_heif = pytest.importorskip('pillow_heif')
-  small = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
-  image = Image.fromarray(small).resize((80, 60), Image.Resampling.BICUBIC)
+  small = Image.fromarray(builders.random_pixels(4, 4))
+  image = small.resize((80, 60), Image.Resampling.BICUBIC)
   data = io.BytesIO()
   pillow_heif.from_pillow(image).save(data, quality=95)
   return data.getvalue(), np.asarray(image).astype(int)

@@ -119,8 +119,7 @@ def test_folders_without_an_image_are_left_out_by_name(tmp_path, config, caplog,
   root = _tree(tmp_path / 'tree', names)
   for split in splits:
     (root / split / 'tmp').mkdir()
-    (root / split / 'docs' / 'deep').mkdir(parents=True)
-    (root / split / 'docs' / 'deep' / 'a.md').write_text('text')
+    builders.write_tree(root / split / 'docs' / 'deep', {'a.md': 'text'})
   if 'validation' in splits:
     _tree(root, ['validation/new_cat/1.jpg'])
     (root / 'train' / 'new_cat').mkdir()
@@ -176,8 +175,7 @@ def test_a_test_folder_is_not_proposed_for_training(tmp_path, config):
   config.data.eval_split = 'test'
   assert len(_folder(config, root)) == 1
   other = _tree(tmp_path / 'other', ['a_train_part/cat/1.jpg', 'a_test_part/cat/1.jpg'])
-  text = builders.refusal(_folder, config, other)
-  assert f'config.data.path={other}/a_train_part meant' in text
+  builders.assert_refused([f'config.data.path={other}/a_train_part meant'], _folder, config, other)
   alone = _tree(tmp_path / 'alone', ['final_test/cat/1.jpg'])
   assert 'meant?' not in builders.refusal(_folder, config, alone)
 

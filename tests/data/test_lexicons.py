@@ -2,16 +2,15 @@
 
 import csv
 import math
-import pathlib
 import re
 
 import numpy as np
 import pytest
 
 from anp_jax.data import lexicons
-from tests import builders, mutations
+from tests import builders, launching, mutations
 
-_ANP = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'anp'
+_ANP = launching.ROOT.parent / 'shared' / 'data' / 'anp'
 _NEEDS_ANP = pytest.mark.skipif(not _ANP.is_dir(), reason='the published lexicons are not here')
 
 _HEADER = 'The sentiment value of each ANP is ... \n\n\n'

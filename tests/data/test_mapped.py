@@ -3,7 +3,6 @@
 import io
 import os
 import shutil
-import threading
 from unittest import mock
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from anp_jax.data import sources
 from anp_jax.data.sources import cache, mapped
 from anp_jax.system import host_memory
-from tests import builders, image_sources
+from tests import builders, coordinating, image_sources
 
 _RESIZE = 20
 
@@ -124,11 +123,7 @@ def test_a_build_that_was_killed_goes_on_with_the_missing_parts(config, tmp_path
 def test_others_wait_for_the_one_that_builds(config):
   """Threads here: the lock is of an open file, not of a process."""
   all_files = [image_sources.Source(_files(10)) for _ in range(4)]
-  threads = [threading.Thread(target=cache.wrap, args=(f, config)) for f in all_files]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
+  coordinating.at_once([lambda f=files: cache.wrap(f, config) for files in all_files])
   assert sorted(len(files.reads) for files in all_files) == [0, 0, 0, 11]
 
 

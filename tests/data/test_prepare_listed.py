@@ -58,8 +58,7 @@ def test_all_of_a_set_without_splits(kind, tmp_path, capsys):
   # Files that changed are another set.
   photos = [prepared.photo(i) for i in range(1, 21)]
   listed_sets.write(tmp_path / 'in', kind, labels, '', photos)
-  line = prepared.error(capsys, *prepared.flags(source, tmp_path, '--eval_split='))
-  assert '--overwrite' in line
+  prepared.error(capsys, *prepared.flags(source, tmp_path, '--eval_split='), words=['--overwrite'])
 
 
 @pytest.mark.parametrize(
@@ -85,6 +84,5 @@ def test_an_image_without_a_class_is_refused(tmp_path, capsys):
   listed_sets.save_to_disk(tmp_path / 'set', {'train': part}, shards=1)
   flags = prepared.flags(f'hf:{tmp_path}/set', tmp_path, '--eval_split=')
   capsys.readouterr()  # a progress bar, where this is the first set that is written
-  line = prepared.error(capsys, *flags)
-  assert f'{tmp_path}/set/train/1-1.jpg has no class' in line
+  prepared.error(capsys, *flags, words=[f'{tmp_path}/set/train/1-1.jpg has no class'])
   assert not os.path.exists(tmp_path / 'anp_folder' / 'x')

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anp_jax.data.sources import stored_images, table_cache, tar_index, tar_shards
-from tests import builders, listed_sets, opening, prepared
+from tests import builders, coordinating, listed_sets, opening, prepared
 
 
 def _open(config, pattern, training=True):
@@ -130,11 +130,7 @@ def test_processes_that_start_at_once_build_one_index(tmp_path, config, monkeypa
     lengths.append(len(listing.files))
 
   # flock is of open files, so threads wait for each other as processes do.
-  threads = [threading.Thread(target=find) for _ in range(3)]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
+  coordinating.at_once([find] * 3)
   assert lengths == [7, 7, 7] and len(builds) == 2 and not draft.exists()
 
 

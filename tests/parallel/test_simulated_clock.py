@@ -146,8 +146,7 @@ def test_a_run_learns_the_same_and_goes_on_with_its_time(tmp_path, config, name)
       'log.tensorboard': False,
       'log.every': '1 steps',
       'eval.every': '3 steps',
-      'schedule.name': 'constant',
-      'schedule.warmup': '0 steps',
+      **launching.CONSTANT,
       **_CASES[name],
     },
   )

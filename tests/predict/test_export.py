@@ -293,10 +293,8 @@ def test_preprocessing_is_that_of_the_evaluation(decode, stretch):
   for size in ((30, 36), (90, 171), (530, 390)):
     shape = (size[1] // 9 + 2, size[0] // 9 + 2, 3)
     image = Image.fromarray(random.integers(0, 256, shape, np.uint8))
-    file = io.BytesIO()
-    image.resize(size, Image.Resampling.BICUBIC).save(file, 'JPEG')
-    prepared = _prepared(file.getvalue(), settings).astype(int)
-    gaps = np.abs(prepared - read(file.getvalue()))
+    file = builders.encode_image(image.resize(size, Image.Resampling.BICUBIC), 'JPEG')
+    gaps = np.abs(_prepared(file, settings).astype(int) - read(file))
     # float64 here, and Pillow takes a box in float32: ties are rounded apart.
     assert gaps.max() <= (3 if decode == 'bicubic' else 1), size
     assert gaps.mean() < 0.25, size
@@ -307,12 +305,9 @@ def test_libraries_stretch_as_the_evaluation_does():
   trained = exporting.trained(data__decode='bicubic', data__stretch=True)
   settings = huggingface.preprocessor(trained.config)
   processor = getattr(transformers, settings.pop('image_processor_type'))(**settings)
-  random = np.random.default_rng(0)
-  file = io.BytesIO()
-  image = Image.fromarray(random.integers(0, 256, (9, 17, 3), np.uint8)).resize((170, 90))
-  image.save(file, 'PNG')
+  image = Image.fromarray(builders.random_pixels(9, 17)).resize((170, 90))
   got = processor(image, return_tensors='np')['pixel_values'][0].transpose(1, 2, 0)
-  pixels = decode_pillow.eval_decoder(trained.config)(file.getvalue())
+  pixels = decode_pillow.eval_decoder(trained.config)(builders.encode_image(image))
   want = exporting.normalised(trained.config, pixels)
   # Pillow takes a box in float32: some values are rounded the other way, by up to 3 levels.
   assert np.abs(got - want).max() <= 3.1 / min(trained.config.data.std)
@@ -377,16 +372,6 @@ def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
 # The command.
 
 
-def _export(out, capsys, checkpoint):
-  """The lines that are printed, and the files that are named in them."""
-  flags = [f'--checkpoint={checkpoint}', f'--output={out}']
-  assert export.main(['', *flags, '--platforms=cpu']) == 0
-  lines = capsys.readouterr().out.splitlines()
-  names = [line.partition('  ')[0] for line in lines]
-  assert lines[-1] == 'model.stablehlo is for cpu; any number of images'
-  return lines, {os.path.basename(n) for n in names if n.startswith(str(out))}
-
-
 @pytest.mark.parametrize('decode, is_near', [('fast', True), ('bicubic', False)])
 def test_a_processor_that_is_only_near_is_said(decode, is_near, tmp_path):
   trained = exporting.trained(data__decode=decode)
@@ -435,10 +420,15 @@ def test_command_on_a_run(tmp_path, capsys, config):
   config.duration, config.log.tensorboard = '2 steps', False
   builders.train_alone(config, tmp_path / 'run')
   capsys.readouterr()
-  lines, names = _export(tmp_path / 'out', capsys, tmp_path / 'run')
+  flags = [f'--checkpoint={tmp_path}/run', f'--output={tmp_path}/out', '--platforms=cpu']
+  assert export.main(['', *flags]) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[-1] == 'model.stablehlo is for cpu; any number of images'
   assert lines[0].endswith('WithoutDropout, 12 classes, step 2')
   assert lines[1].startswith('nothing for transformers: ')
-  assert names == {'labels.json', 'model.stablehlo', 'preprocessing.json'}
+  written = {line.partition('  ')[0] for line in lines if line.startswith(str(tmp_path))}
+  names = ('labels.json', 'model.stablehlo', 'preprocessing.json')
+  assert written == {f'{tmp_path}/out/{name}' for name in names}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from anp_jax.data import vocabulary
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.sources import features
 from anp_jax.predict import __main__ as predict, network as network_lib, sheet
+from anp_jax.reporting import telemetry
 from tests import builders, exporting, launching
 
 _PAIRS = ('big_cat', 'big_dog', 'old_cat', 'old_dog', 'red_car')
@@ -75,12 +76,6 @@ def _named(capfd, *arguments, status=0):
   return list(csv.DictReader(io.StringIO(out))), err.splitlines()
 
 
-def _last_scores(workdir):
-  with open(workdir / 'metrics.jsonl') as f:
-    lines = [json.loads(line) for line in f]
-  return [line for line in lines if line['kind'] == 'validation'][-1]
-
-
 def _by_hand(trained, paths):
   """The decoder, and probabilities (files, pairs) of the network alone."""
   read = decode_pillow.eval_decoder(trained.config)
@@ -97,7 +92,7 @@ def test_top1_count_is_that_of_the_evaluation(run, capfd):
   records, err = _named(capfd, f'--checkpoint={workdir}', tree, '--top=5')
   best = [row for row in records if row['rank'] == '1']
   assert len(best) == 50 == len({row['file'] for row in records})
-  scores = _last_scores(workdir)
+  scores = telemetry.of_kind(str(workdir), 'validation')[-1]
   hits = sum(row['anp'] == pathlib.Path(row['file']).parent.name for row in best)
   assert hits == round(scores['anp_top1'] * scores['examples'])
   assert 10 < hits < 50  # it learned something, and is not always right
@@ -222,8 +217,7 @@ def test_unreadable_files_are_listed_and_do_not_stop_it(run, tmp_path, capfd):
   good = tree / 'big_cat' / '1.jpg'
   (tmp_path / 'cut.jpg').write_bytes(good.read_bytes()[:400])
   (tmp_path / 'text.png').write_text('no image')
-  (tmp_path / 'empty').mkdir()
-  (tmp_path / 'empty' / 'x.svg').write_text('<svg/>')
+  builders.write_tree(tmp_path / 'empty', {'x.svg': '<svg/>'})
   os.mkfifo(tmp_path / 'pipe.jpg')
   paths = [
     tmp_path / 'gone.jpg',

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from anp_jax.reporting import telemetry
 from tests import builders, launching
 
 pytestmark = pytest.mark.multiprocess
@@ -66,13 +67,10 @@ def _run(folder, recipe, keys, topology, *more):
 def _results(workdir):
   """Name to bytes: all weights, the metrics, and what an evaluation wrote."""
   results = {name: np.asarray(leaf).tobytes() for name, leaf in launching.weights(workdir).items()}
-  with open(workdir / 'metrics.jsonl') as f:
-    rows = [json.loads(line) for line in f]
   clocks = ('time', 'seconds', 'images_per_second', 'input_wait')
-  for row in rows:
-    if row['kind'] in ('train', 'validation'):
-      numbers = {k: v for k, v in row.items() if k not in clocks}
-      results[f'{row["kind"]} of step {row["step"]}'] = json.dumps(numbers)
+  for row in telemetry.read(str(workdir)):
+    numbers = {k: v for k, v in row.items() if k not in clocks}
+    results[f'{row["kind"]} of step {row["step"]}'] = json.dumps(numbers)
   for path in workdir.glob('evaluation/*/*'):
     if path.name in ('scores.json', 'predictions.csv'):
       results[str(path.relative_to(workdir))] = path.read_bytes()

@@ -7,6 +7,7 @@ import re
 import numpy as np
 from PIL import Image
 import pytest
+from scipy import special
 from sklearn import metrics
 
 from anp_jax import config as config_lib
@@ -29,11 +30,6 @@ COUNT = 400
 HELD_OUT = ('big_cat', 'red_tree')
 
 
-def _softmax(x):
-  e = np.exp(x - x.max(-1, keepdims=True))
-  return e / e.sum(-1, keepdims=True)
-
-
 def _saved(seed=0, lost=3):
   """Scores of a made-up network, and its probabilities.
 
@@ -44,7 +40,7 @@ def _saved(seed=0, lost=3):
   logits = random.normal(size=(COUNT, len(NAMES)))
   logits[np.arange(COUNT), labels] += 1.5
   logits[:, -2] = -9
-  scores = _softmax(logits)
+  scores = special.softmax(logits, -1)
   saved = {'label': labels.astype(np.int32), 'weight': np.ones(COUNT, np.float32), 'logits': logits}
   for part, ids, k in (('adjective', KNOWN.adjective_ids(), 3), ('noun', KNOWN.noun_ids(), 4)):
     saved[part] = np.log(np.stack([scores[:, ids == i].sum(1) for i in range(k)], 1))
@@ -319,8 +315,7 @@ def test_the_interval_of_an_accuracy():
 
 def test_examples_of_somebody_else_stay(evaluated, folder, tmp_path, monkeypatch):
   pictures = folder[1]['examples']
-  (tmp_path / 'examples').mkdir()
-  (tmp_path / 'examples' / 'mine.txt').write_text('mine')
+  builders.write_tree(tmp_path / 'examples', {'mine.txt': 'mine'})
   source = _Source(evaluated[0].rows['label'])
   facts = {'step': 7, 'data': '', 'damaged': 0, 'scores': {'examples': 397, 'anp_top1': 0.5}}
   sizes = {'data.image_size': '20', 'data.resize': '20'}

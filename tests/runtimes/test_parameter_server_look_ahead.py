@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from anp_jax.runtimes.parameter_server import look_ahead, parameter_store
-from tests import builders, serving
+from tests import builders, launching, serving
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 
@@ -74,8 +74,7 @@ def _setup(config, workers, servers=1, in_flight=1, **keys):
   settings = look_ahead.Settings('dana', workers * in_flight, in_flight)
   plain = {
     'strategy.look_ahead': 'dana',
-    'schedule.name': 'constant',
-    'schedule.warmup': '0 steps',
+    **launching.CONSTANT,
     'optimizer.name': 'momentum',
     'optimizer.momentum': _MOMENTUM,
     'optimizer.weight_decay': 0.0,

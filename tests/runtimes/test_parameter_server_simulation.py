@@ -38,6 +38,12 @@ def _replayed(config, workdir, monkeypatch, devices=1):
   return [p['ticket'] for p in parts], [p['seconds'] for p in parts]
 
 
+# One pass computes all parts of an update: batch norm by groups is the same, dropout not.
+_BY_GROUPS = {
+  'data.mixup': 0.0,  # its random numbers are of one step, where parts are of several
+  'model.name': 'tests.user_network:WithOurLayers',
+  'model.norm_momentum': 0.9,
+}
 _SETTINGS = {
   'async': {},
   'dana': {'strategy.look_ahead': 'dana', 'strategy.in_flight': 2, 'optimizer.clip_norm': 1.0},
@@ -48,21 +54,8 @@ _SETTINGS = {
     'strategy.simulate.slow': ((0, 40.0),),
     'duration': '60 steps',
   },
-  # One pass computes all parts of an update: batch norm by groups is the same, dropout not.
-  'backup': {
-    'strategy.mode': 'synchronous',
-    'strategy.backup_workers': 1,
-    'data.mixup': 0.0,  # its random numbers are of one step, where parts are of several
-    'model.name': 'tests.user_network:WithOurLayers',
-    'model.norm_momentum': 0.9,
-  },
-  'rennala': {
-    'strategy.mode': 'rennala',
-    'strategy.parts': 2,
-    'data.mixup': 0.0,
-    'model.name': 'tests.user_network:WithOurLayers',
-    'model.norm_momentum': 0.9,
-  },
+  'backup': {**_BY_GROUPS, 'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
+  'rennala': {**_BY_GROUPS, 'strategy.mode': 'rennala', 'strategy.parts': 2},
 }
 
 
@@ -99,8 +92,7 @@ def test_on_several_devices(tmp_path, config, monkeypatch, devices):
 def test_an_interrupted_run_goes_on(tmp_path, config, monkeypatch, source):
   keys = {
     'data.source': source,
-    'schedule.name': 'constant',
-    'schedule.warmup': '0 steps',
+    **launching.CONSTANT,
     'duration': '5 steps',
     'strategy.look_ahead': 'dana',
   }

@@ -10,7 +10,7 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, replanner, timing
 from anp_jax.runtimes.offload import pool
-from tests import splitting
+from tests import launching, splitting
 
 
 def _offloaded(rates):
@@ -27,8 +27,7 @@ def _config(**overrides):
   return splitting.two_convolutions(
     **{
       **splitting.SYNTHETIC,
-      'schedule.warmup': '0 steps',
-      'schedule.name': 'constant',
+      **launching.CONSTANT,
       'mesh.model': '1',
       'mesh.data': '1',
       **overrides,

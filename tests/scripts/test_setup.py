@@ -1,7 +1,6 @@
 """Tests of the set-up: which build for which card, bounds, the Makefile."""
 
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -13,15 +12,13 @@ from unittest import mock
 import pytest
 
 from scripts import hardware
-from tests import builders
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests import builders, launching
 
 
 @pytest.fixture(scope='module')
 def setup():
   with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / 'scripts')  # it finds `hardware` beneath itself
+    patch.syspath_prepend(launching.ROOT / 'scripts')  # it finds `hardware` beneath itself
     from scripts import setup
   return setup
 
@@ -111,7 +108,7 @@ def test_which_python_will_do(setup, version, supported):
 
 
 def test_python_bounds_agree_with_the_package(setup):
-  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  project = tomllib.loads((launching.ROOT / 'pyproject.toml').read_text())['project']
   oldest, newest = setup.OLDEST_PYTHON, setup.NEWEST_PYTHON
   assert project['requires-python'] == (f'>={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}')
 
@@ -145,20 +142,18 @@ def test_second_set_up_waits(setup, tmp_path):
     '  print("held", flush=True); time.sleep(0.5)\n'
     '  print(time.time(), flush=True)\n'
   )
-  command = [sys.executable, '-c', code, str(ROOT / 'scripts'), str(path)]
-  first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-  assert first.stdout.readline() == 'held\n'
-  with setup.locked(path):
-    entered = time.time()
-  left = float(first.communicate(timeout=10)[0])
-  assert entered >= left
+  with launching.start('-c', code, launching.ROOT / 'scripts', path) as first:
+    first.hears('held')
+    with setup.locked(path):
+      entered = time.time()
+    assert entered >= float(first.stdout.readline())
 
 
 @pytest.fixture
 def bare(setup, tmp_path, monkeypatch):
   """A checkout in which pip and venv only leave notes in the list given."""
   for name in ('requirements.txt', 'pyproject.toml'):
-    shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copy(launching.ROOT / name, tmp_path / name)
   done = []
 
   def make_venv(venv):
@@ -240,14 +235,14 @@ def test_compilers_have_an_environment_of_their_own(setup, bare):
 
 
 def _extras():
-  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  project = tomllib.loads((launching.ROOT / 'pyproject.toml').read_text())['project']
   return project['optional-dependencies']
 
 
 def _requirement_lines():
   lines = []
   for name in ('requirements.txt', 'requirements-peers.txt'):
-    for line in (ROOT / name).read_text().splitlines():
+    for line in (launching.ROOT / name).read_text().splitlines():
       line = line.partition('#')[0].strip()
       if line:
         lines.append(line)
@@ -279,9 +274,9 @@ def checkout(tmp_path):
   root = tmp_path / 'checkout'
   (root / 'scripts').mkdir(parents=True)
   for name in ('Makefile', 'requirements.txt', 'pyproject.toml'):
-    shutil.copy(ROOT / name, root / name)
+    shutil.copy(launching.ROOT / name, root / name)
   for name in ('setup.py', 'hardware.py'):
-    shutil.copy(ROOT / 'scripts' / name, root / 'scripts' / name)
+    shutil.copy(launching.ROOT / 'scripts' / name, root / 'scripts' / name)
   fakes = tmp_path / 'fakes'
   fakes.mkdir()
   for name in ('python3', 'python3.13', 'python3.12', 'python3.11'):

@@ -375,8 +375,7 @@ def test_a_failed_task_is_one_also_where_the_run_has_ended(job):
 
 def test_a_job_that_joins_a_run_is_not_started_again(job):
   job.program('python', f'{_STOPS}; echo "end: ${{SLURM_JOB_END_TIME:-unknown}}"')
-  (job.workdir).mkdir()
-  (job.workdir / 'members.json').write_text('{}')
+  builders.write_tree(job.workdir, {'members.json': '{}'})
   status, text = job.start({**_JOB, 'SLURM_JOB_END_TIME': '99'}, '--join')
   assert status == 0 and 'end: unknown' in text  # its time is not the run's
   assert not job.calls('scontrol') and (job.workdir / 'members.json').exists()

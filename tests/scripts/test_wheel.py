@@ -121,28 +121,11 @@ def test_a_network_is_trained_and_used_in_an_empty_folder(installation):
 
 @pytest.mark.soak
 def test_a_study_starts_its_processes(installation):
-  installation.run(
-    'anp-study',
-    'strategies',
-    '--config=configs/lenet.py',
-    '--workdir=study',
-    '--nodes=2',
-    '--strategies=sync',
-    '--config.data.source=synthetic',
-    '--config.duration=4 steps',
-    '--config.batch_size=8',
-  )
+  study = 'anp-study', 'strategies', '--config=configs/lenet.py', '--strategies=sync'
+  keys = {'data.source': 'synthetic', 'duration': '4 steps', 'batch_size': 8}
+  installation.run(*study, '--workdir=study', '--nodes=2', *launching.typed(keys))
   assert (installation.folder / 'study' / 'study.md').is_file()
-  _, errors = installation.run(
-    'anp-study',
-    'strategies',
-    '--config=configs/lenet.py',
-    '--workdir=jobs',
-    '--nodes=1',
-    '--strategies=sync',
-    '--slurm',
-    status=2,
-  )
+  _, errors = installation.run(*study, '--workdir=jobs', '--nodes=1', '--slurm', status=2)
   assert 'start the study in the checkout of anp_jax' in errors
   assert not installation.opened()
 

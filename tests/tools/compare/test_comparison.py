@@ -288,8 +288,7 @@ def test_a_wide_table_has_numbers_for_names(tmp_path, no_figure):
 def test_bad_input_is_one_line(tmp_path, capsys, arguments, words):
   _run(tmp_path / 'base')
   (tmp_path / 'empty').mkdir()
-  (tmp_path / 'bad').mkdir()
-  (tmp_path / 'bad' / 'config.json').write_text('{"seed": ')
+  builders.write_tree(tmp_path / 'bad', {'config.json': '{"seed": '})
   arguments = [a.replace('RUNS', str(tmp_path)) for a in arguments]
   assert compare.main(['', *arguments]) == 2
   text = builders.error_line(capsys).replace(str(tmp_path), 'RUNS')

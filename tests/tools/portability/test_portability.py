@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.tools.portability import __main__ as command, ahead, compiled_collectives, targets
-from tests import builders
+from tests import builders, programs
 
 P = mesh_lib.P
 
@@ -42,15 +41,9 @@ def test_targets(text, want):
     ('', "='': expected cpu:N, gpu:CARD:HOSTSxGPUS, tpu:"),
     ('gpus:h200:1x4', "'gpus:h200:1x4'.*did you mean 'gpu:h200:16x4'"),
     ('cpu', "'cpu': expected cpu:N, such as 'cpu:8'"),
-    ('cpu:0', 'expected cpu:N'),
-    ('cpu:-1', 'expected cpu:N'),
-    ('cpu:2x2', 'expected cpu:N'),
-    ('cpu:8:8', 'expected cpu:N'),
-    ('cpu:99999', 'expected cpu:N'),
+    *((f'cpu:{count}', 'expected cpu:N') for count in ('0', '-1', '2x2', '8:8', '99999')),
     ('gpu:h20:1x4', "'h20': expected one of h200; did you mean 'h200'"),
-    ('gpu:h200:4', 'expected gpu:CARD:HOSTSxGPUS'),
-    ('gpu:h200', 'expected gpu:CARD:HOSTSxGPUS'),
-    ('gpu:h200:1x4x2', 'expected gpu:CARD:HOSTSxGPUS'),
+    *((f'gpu:h200{count}', 'expected gpu:CARD:HOSTSxGPUS') for count in (':4', '', ':1x4x2')),
     ('tpu:v5:2x2', "'v5': expected one of v2.*did you mean 'v5"),
     ('tpu:v5e:4', 'expected tpu:GENERATION:TOPOLOGY'),
     ('tpu:v5e:2x', 'expected tpu:GENERATION:TOPOLOGY'),
@@ -277,8 +270,7 @@ def test_dtypes_of_gradients(sums, want):
 def _before_and_after_xla(shard, specs, *arguments):
   """The collectives that a program of four devices asks for, and those of its compiled form."""
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
-  program = jax.shard_map(shard, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
-  lowered = jax.jit(program).lower(*arguments)
+  lowered = programs.mapped(shard, mesh, specs, P()).lower(*arguments)
   return (
     compiled_collectives.asked(lowered.as_text()),
     compiled_collectives.compiled(lowered.compile().as_text()),
@@ -326,10 +318,8 @@ def test_bfloat16_is_seen_where_it_is_asked_for():
 
 def test_what_does_not_fit_a_target_is_said(config):
   config.batch_size = 12
-  with pytest.raises(config_lib.ConfigError, match='batch_size=12.*8 devices'):
-    ahead.inspect(config, targets.parse('cpu:8'))
-  with pytest.raises(config_lib.ConfigError, match='cpu:9: .* 8 CPU devices'):
-    ahead.inspect(config, targets.parse('cpu:9'))
+  builders.assert_refused('batch_size=12.*8 devices', ahead.inspect, config, targets.parse('cpu:8'))
+  builders.assert_refused('cpu:9: .* 8 CPU devices', ahead.inspect, config, targets.parse('cpu:9'))
 
 
 @pytest.mark.slow
