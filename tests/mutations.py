@@ -41,7 +41,7 @@ TOKENS = (
 )
 
 
-def check_reader(path, data, read, check, rounds=400):
+def check_reader(path, data, read, check):
   """Damaged copies of a text are refused in a line that names the file, or mean what they say.
 
   Args:
@@ -49,10 +49,9 @@ def check_reader(path, data, read, check, rounds=400):
     data: text, whole.
     read: function of the path.
     check: asserts what holds for whatever is read.
-    rounds: number of copies; some must be read and some refused.
   """
   draw = random.Random(20)
-  loaded = 0
+  rounds, loaded = 400, 0  # some must be read and some refused
   for _ in range(rounds):
     damaged = mutated(data, draw, TOKENS)
     replace_file(path, damaged)

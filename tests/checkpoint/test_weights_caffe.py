@@ -29,8 +29,8 @@ _SMALL = {
 }
 
 
-def _write(folder, arrays, name='x.caffemodel', **form):
-  path = folder / name
+def _write(folder, arrays, **form):
+  path = folder / 'x.caffemodel'
   path.write_bytes(caffe_models.net(arrays, **form))
   return str(path)
 

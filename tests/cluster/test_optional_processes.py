@@ -13,9 +13,9 @@ pytestmark = pytest.mark.usefixtures('short_waits')
 _ALL = list(range(1, 4))
 
 
-def _started(count, clock=None):
+def _started(count):
   """A run that needs rank 0 alone, and what rank 0 is told."""
-  run = coordinating.Run(count, clock=clock).join(0, optional=_ALL)
+  run = coordinating.Run(count).join(0, optional=_ALL)
   run.join(*range(1, count), optional=_ALL).started()
   assert not run.errors
   return run, _mail(run)

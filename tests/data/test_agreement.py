@@ -40,9 +40,9 @@ def _check(*by_rank, kind='training', goes_on=False):
     return list(pool.map(one, range(count)))
 
 
-def _source(count=1000, names=('fog', 'misty_morning', 'sun'), **changes):
-  files = [f'{names[i % 3]}/{i:04d}.jpg' for i in range(count)]
-  labels = [i % 3 for i in range(count)]
+def _source(names=('fog', 'misty_morning', 'sun'), **changes):
+  files = [f'{names[i % 3]}/{i:04d}.jpg' for i in range(1000)]
+  labels = [i % 3 for i in range(1000)]
   for key, value in changes.items():
     if key == 'swap':
       files[value], files[value + 3] = files[value + 3], files[value]

@@ -14,9 +14,9 @@ from tests import random_numbers
 _N = 4000
 
 
-def _views(config, sizes, start=0):
+def _views(config, sizes):
   sizes = np.broadcast_to(sizes, (_N, 2))
-  draws = augment.train_draws(config, np.arange(start, start + _N))
+  draws = augment.train_draws(config, np.arange(_N))
   return augment.train_views(config, draws, sizes)
 
 

@@ -22,7 +22,7 @@ def source(tmp_path, config):
   return opening.source(config, 'arrays', tmp_path / 'set.npz')
 
 
-def _indices(config, source, plans, first, last):
+def _indices(plans, first, last):
   """What several processes read, in the order of the stream."""
   batches = [plan.indices(s) for s in range(first, last) for plan in plans]
   positions, indices, weights = (np.concatenate(x) for x in zip(*batches))
@@ -41,7 +41,7 @@ def _plans(config, source, batch, cuts=()):
 
 def test_every_class_and_each_of_its_examples_equally_often(config, source):
   config.data.balance = 'sample'
-  indices = _indices(config, source, _plans(config, source, 21), 0, 3 * 200)
+  indices = _indices(_plans(config, source, 21), 0, 3 * 200)
   epochs = indices.reshape(200, 63)
   present = np.array([0, 1, 3, 4, 5])
   for epoch in epochs:
@@ -66,22 +66,22 @@ def test_every_class_and_each_of_its_examples_equally_often(config, source):
 
 def test_any_process_layout_and_any_start_give_the_same_stream(config, source):
   config.data.balance = 'sample'
-  stream = _indices(config, source, _plans(config, source, 24), 0, 12)
+  stream = _indices(_plans(config, source, 24), 0, 12)
   for cuts in ([12], [6, 12, 18], [5, 7, 23]):
     plans = _plans(config, source, 24, cuts)
-    got = _indices(config, source, plans, 0, 12)
+    got = _indices(plans, 0, 12)
     np.testing.assert_array_equal(got, stream)
-  got = _indices(config, source, _plans(config, source, 24), 7, 12)
+  got = _indices(_plans(config, source, 24), 7, 12)
   np.testing.assert_array_equal(got, stream[7 * 24 :])
   config.seed = 1
-  other = _indices(config, source, _plans(config, source, 24), 0, 12)
+  other = _indices(_plans(config, source, 24), 0, 12)
   assert (other != stream).any()
 
 
 def test_tickets_name_the_same_batches(config, source):
   """Asynchronous workers read them: shares of batches in any order."""
   config.data.balance = 'sample'
-  stream = _indices(config, source, _plans(config, source, 24), 0, 4)
+  stream = _indices(_plans(config, source, 24), 0, 4)
   shares = [(2, np.arange(8, 16)), (0, np.arange(16, 24)), (3, np.arange(8))]
   plan = batch_plan.BatchPlan(
     config,

@@ -7,9 +7,8 @@ from anp_jax.data.sources import cache, synthetic
 from tests import builders, image_sources
 
 
-def _file(height, width, kind='PNG', seed=0, mode='RGB'):
-  picture = image_sources.picture(height, width, seed, 5, mode)
-  return builders.encode_image(picture, kind)
+def _file(seed=0):
+  return builders.encode_image(image_sources.picture(9, 9, seed))
 
 
 def _wrapped(config, files, kind, gigabytes=1.0):
@@ -19,7 +18,7 @@ def _wrapped(config, files, kind, gigabytes=1.0):
 
 
 def test_nothing_is_wrapped_without_need(config):
-  files = image_sources.Source([_file(9, 9)])
+  files = image_sources.Source([_file()])
   assert _wrapped(config, files, 'none') is files
   config.data.cache = 'mapped'
   source = synthetic.Synthetic(config.data, 'train')
@@ -27,7 +26,7 @@ def test_nothing_is_wrapped_without_need(config):
 
 
 def test_files_are_read_once(config):
-  files = image_sources.Source([_file(9, 9, seed=i) for i in range(6)])
+  files = image_sources.Source([_file(seed) for seed in range(6)])
   source = _wrapped(config, files, 'encoded')
   assert (source.kind, source.name, len(source)) == ('encoded', 'test', 6)
   assert source.vocabulary is files.vocabulary
@@ -56,7 +55,7 @@ def test_no_more_than_the_budget_is_stored(config):
 
 
 def test_an_error_is_not_stored(config):
-  files = image_sources.Source([_file(9, 9), FileNotFoundError('gone')])
+  files = image_sources.Source([_file(), FileNotFoundError('gone')])
   source = _wrapped(config, files, 'encoded')
   with pytest.raises(FileNotFoundError):
     source.read(np.array([1]))

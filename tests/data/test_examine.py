@@ -20,8 +20,8 @@ _encode = builders.encode_image
 _exif = builders.exif
 
 
-def _examine(data, name, max_megapixels=178.9):
-  return examine.examine(data, name, max_megapixels)
+def _examine(data, name):
+  return examine.examine(data, name, max_megapixels=178.9)
 
 
 def _kinds(data, name='x'):

@@ -11,8 +11,8 @@ import pytest
 from tests import builders, listed_sets, opening, prepared
 
 
-def _set(numbers, labels=None):
-  labels = [i % 2 for i in numbers] if labels is None else labels
+def _set(numbers):
+  labels = [i % 2 for i in numbers]
   return listed_sets.hf_set({'image': listed_sets.photos(numbers), 'label': labels})
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests import builders, listed_sets, opening, prepared
 
 
-def _files(root, count=6):
-  files = {f'x/{i}.jpg': prepared.photo(i) for i in range(count)}
+def _files(root):
+  files = {f'x/{i}.jpg': prepared.photo(i) for i in range(6)}
   return builders.write_tree(root, files)
 
 

@@ -31,10 +31,8 @@ def config(config, tmp_path):
   return config
 
 
-def _files(count, kind='PNG'):
-  return [
-    builders.encode_image(image_sources.picture(25 + i, 60 - i, i, 5), kind) for i in range(count)
-  ]
+def _files(count):
+  return [builders.encode_image(image_sources.picture(25 + i, 60 - i, i, 5)) for i in range(count)]
 
 
 def _parts(tmp_path):

@@ -50,17 +50,13 @@ class _Clock(builders.Clock):
     self.now += seconds
 
 
-def _gradient(network, variables, images, key=0):
+def _gradient(network, variables, images):
   """The outputs' sum and its gradient, by parameter."""
+  rngs = {'dropout': jax.random.key(0)}
 
   def loss(params):
-    outputs, _ = network.apply(
-      {**variables, 'params': params},
-      images,
-      True,
-      mutable=[],
-      rngs={'dropout': jax.random.key(key)},
-    )
+    changed = {**variables, 'params': params}
+    outputs, _ = network.apply(changed, images, True, mutable=[], rngs=rngs)
     return outputs.sum()
 
   return jax.jit(jax.value_and_grad(loss))(variables['params'])

@@ -16,9 +16,9 @@ CLASSES = 10
 WIDTH = 8
 
 
-def _net(depth, classes=CLASSES, **fields):
+def _net(depth, **fields):
   stages, bottleneck = resnet.DEPTHS[depth]
-  return resnet.ResNet(classes, stages, bottleneck, **{'width': WIDTH, **fields})
+  return resnet.ResNet(CLASSES, stages, bottleneck, **{'width': WIDTH, **fields})
 
 
 def _count(tree):

@@ -83,9 +83,9 @@ def test_the_config_offers_the_networks_that_there_are():
   assert set(networks.EFFICIENTNETS) == set(efficientnet.NETWORKS)
 
 
-def _shapes(config, shape, classes, dtype='float32'):
+def _shapes(config, shape, classes):
   module = models.create(config, classes, 'cpu')
-  images = jax.ShapeDtypeStruct((1, *shape), dtype)
+  images = jax.ShapeDtypeStruct((1, *shape), 'float32')
   return jax.eval_shape(lambda x: module.init(jax.random.key(0), x, False), images)
 
 

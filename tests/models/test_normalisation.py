@@ -14,8 +14,8 @@ from tests import layer_references as references
 PLATFORMS = ('cpu', 'gpu')  # the two ways to take moments, both run on a CPU
 
 
-def _example(batch=8, side=3, channels=5):
-  random = np.random.default_rng(2)
+def _example(batch=8, side=3):
+  random, channels = np.random.default_rng(2), 5
   x = random.normal(size=(batch, side, side, channels)) * 2 + 3
   # Rows differ in mean and spread, so that the wrong grouping shows.
   x = x * (1 + np.arange(batch))[:, None, None, None] + np.arange(channels)

@@ -131,9 +131,9 @@ def test_random_shapes(seed, dtype):
   _check(_random_case(seed), dtype, computes=False)
 
 
-def _count(x, kernel, stride=1, padding=1, groups=1):
+def _count(x, kernel):
   x, kernel = (jax.ShapeDtypeStruct(*a) for a in (x, kernel))
-  program = jax.jit(lambda x, k: layers.convolve(x, k, stride, padding, PLATFORM, groups))
+  program = jax.jit(lambda x, k: layers.convolve(x, k, 1, 1, PLATFORM))
   return onednn_here.calls(program, x, kernel)
 
 
@@ -192,9 +192,9 @@ def test_where_there_is_only_the_slow_reference_xla_computes(monkeypatch):
   assert not onednn_layers.takes_norm(x, scale, True, PLATFORM)
 
 
-def _norm_arrays(shape, dtype, offset=3.0):
+def _norm_arrays(shape, dtype):
   random = np.random.default_rng(5)
-  x = random.normal(size=shape) * 2 + offset
+  x = random.normal(size=shape) * 2 + 3
   # Rows differ in mean and spread, so that a wrong grouping shows.
   x = x * (1 + np.arange(len(x)) / 4)[:, None, None, None]
   scale, bias = random.normal(size=(2, shape[-1])).astype('float32')

@@ -27,8 +27,8 @@ def _batch(step, program):
   return feed.Placement.create(sharding, size, counts).put(host, np.arange(size))
 
 
-def _train(program, steps=3):
-  return jax.device_get(programs.train(program, (_batch(i, program) for i in range(steps))))
+def _train(program):
+  return jax.device_get(programs.train(program, (_batch(i, program) for i in range(3))))
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,12 @@ COUNT = 400
 HELD_OUT = ('big_cat', 'red_tree')
 
 
-def _saved(seed=0, lost=3):
+def _saved(lost=3):
   """Scores of a made-up network, and its probabilities.
 
   The last class has no example, and the one before is never predicted.
   """
-  random = np.random.default_rng(seed)
+  random = np.random.default_rng(0)
   labels = random.integers(0, len(NAMES) - 1, COUNT)
   logits = random.normal(size=(COUNT, len(NAMES)))
   logits[np.arange(COUNT), labels] += 1.5

@@ -8,7 +8,6 @@ import re
 import types
 
 import jax
-import numpy as np
 from PIL import Image
 import pytest
 
@@ -25,10 +24,9 @@ _EVIL = '<script>alert("x")</script>&\udcff'
 _CONFIG = f'data.path = {_EVIL!r}\nseed = 0\n'
 
 
-def _png(path, side, seed=0):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3))
-  Image.fromarray(pixels.astype(np.uint8)).save(path)
+def _png(path, side):
+  image = builders.encode_image(builders.random_pixels(side, side))
+  builders.write_tree(path.parent, {path.name: image})
 
 
 def _evaluation(folder):

@@ -12,7 +12,7 @@ from anp_jax.reporting import summary, telemetry
 from anp_jax.system import cores as cores_lib
 
 
-def _run_info(config, device, devices, names, images, class_sizes=None):
+def _run_info(config, device, devices, names, images, class_sizes):
   """The lines and records of a run."""
   lines, records = [], []
   methods = {'vocabulary': vocabulary.Vocabulary(names), '__len__': lambda _: images}

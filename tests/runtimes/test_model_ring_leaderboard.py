@@ -13,11 +13,11 @@ from anp_jax.runtimes.model_ring import (
 from tests import model_rings
 
 
-def _board(tmp_path, scores, laps=3, models=4, metric='anp_top1'):
+def _board(tmp_path, scores, models=4, metric='anp_top1'):
   config = model_rings.config(
     tuple(f'seed={i}' for i in range(models)), **{'checkpoint.best_metric': metric}
   )
-  board = model_rings.leaderboard(tmp_path, config, laps)
+  board = model_rings.leaderboard(tmp_path, config, 3)
   name = 'loss' if metric == 'loss' else 'anp_top1'
   for (model, k), value in scores.items():
     board.add(model, k, 10 * k, {name: value})

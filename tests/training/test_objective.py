@@ -22,8 +22,8 @@ def _create(names, smoothing=0.0, class_weights=()):
   return objective_lib.create(vocabulary, config, class_weights)
 
 
-def _objective(smoothing=0.0):
-  return _create(PAIRS, smoothing)
+def _objective():
+  return _create(PAIRS)
 
 
 def _logits(batch=64, classes=12):

@@ -30,7 +30,7 @@ def one_count_of_threads(monkeypatch):
   monkeypatch.setattr(library.find(), 'threads', 2)
 
 
-def _network(x, kernels, scale, platform='cpu_onednn'):
+def _network(x, kernels, scale, platform):
   """Two convolutions with a batch norm in between: what is summed."""
   x = layers.convolve(x, kernels[0], 1, 1, platform)
   norm = layers.BatchNorm(2, platform=platform, relu=True)

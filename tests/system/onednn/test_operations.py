@@ -25,11 +25,10 @@ def _random(seed, shape):
   return np.random.default_rng(seed).normal(size=shape).astype('float32')
 
 
-def _arrays(spec, seed=0):
+def _arrays(spec):
   """An operation's arguments and, last, its result."""
-  image, kernel, result = (
-    _random(seed + i, s) for i, s in enumerate((spec.image, spec.kernel, spec.result))
-  )
+  shapes = spec.image, spec.kernel, spec.result
+  image, kernel, result = (_random(i, s) for i, s in enumerate(shapes))
   return {
     'forward': (image, kernel, result),
     'backward_data': (result, kernel, image),

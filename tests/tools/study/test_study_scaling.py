@@ -13,8 +13,8 @@ def _study(**typed):
   return study_runner.Study(_LENET, {'batch_size': '64'} | typed, 'folder')
 
 
-def _cell(strategy, nodes, *varied):
-  return grid.Cell(strategy, nodes, 1, 0, varied, weak=True)
+def _cell(strategy, *varied):
+  return grid.Cell(strategy, 4, 1, 0, varied, weak=True)
 
 
 _SYNCHRONOUS = ('strategy.mode', 'synchronous')
@@ -23,16 +23,16 @@ _SYNCHRONOUS = ('strategy.mode', 'synchronous')
 @pytest.mark.parametrize(
   'cell, size',
   [
-    (_cell('sync', 4), 256),
-    (_cell('local_sgd', 4), 256),
+    (_cell('sync'), 256),
+    (_cell('local_sgd'), 256),
     # A gradient of a whole batch is an update already.
-    (_cell('parameter_server', 4), 64),
-    (_cell('parameter_server', 4, ('strategy.mode', 'rennala')), 64),
-    (_cell('parameter_server', 4, _SYNCHRONOUS), 256),
+    (_cell('parameter_server'), 64),
+    (_cell('parameter_server', ('strategy.mode', 'rennala')), 64),
+    (_cell('parameter_server', _SYNCHRONOUS), 256),
     # One of four is not waited for.
-    (_cell('parameter_server', 4, _SYNCHRONOUS, ('strategy.backup_workers', '1')), 192),
+    (_cell('parameter_server', _SYNCHRONOUS, ('strategy.backup_workers', '1')), 192),
     # A varied batch size is that of a worker, too.
-    (_cell('sync', 4, ('batch_size', '32')), 128),
+    (_cell('sync', ('batch_size', '32')), 128),
   ],
 )
 def test_a_batch_for_each_worker(cell, size):
@@ -68,7 +68,7 @@ def test_weak_and_strong_have_rows_of_their_own():
 def test_steps_are_refused(duration):
   """So many steps of a larger batch are more samples."""
   with pytest.raises(config_lib.ConfigError, match='expected epochs or exampl'):
-    _study(duration=duration).config(_cell('sync', 4))
+    _study(duration=duration).config(_cell('sync'))
 
 
 def test_a_recipe_need_not_be_valid_without_what_was_typed(tmp_path):
@@ -78,4 +78,4 @@ def test_a_recipe_need_not_be_valid_without_what_was_typed(tmp_path):
     '  result.data.source, result.batch_size = "folder", 8\n  return result\n'
   )
   study = study_runner.Study(str(recipe), {'data.path': str(tmp_path)}, 'folder')
-  assert study.config(_cell('sync', 4)).batch_size == 32
+  assert study.config(_cell('sync')).batch_size == 32

@@ -11,11 +11,11 @@ from tests import study_runs
 _SYNC = (0.90, 0.92, 0.91)
 
 
-def _points(accuracies, nodes=4, varied=(), samples=10):
+def _points(accuracies, samples=10):
   """`sync` on one node, and `parameter_server` with one accuracy a seed."""
   runs = {grid.Cell('sync', 1, 1, seed): study_runs.run(a) for seed, a in enumerate(_SYNC)}
   runs |= {
-    grid.Cell('parameter_server', nodes, 1, seed, varied): study_runs.run(a, samples=samples)
+    grid.Cell('parameter_server', 4, 1, seed): study_runs.run(a, samples=samples)
     for seed, a in enumerate(accuracies)
   }
   return study_results.points(list(runs), runs, {})
