@@ -147,7 +147,7 @@ def test_copy_that_was_killed_goes_on(gcs, root, capsys):
   assert f': {len(_tree()) - 1}/{len(_tree()) - 1} files, ' in capsys.readouterr().err
 
 
-def test_arrays_and_a_prepared_set_in_a_store(gcs, root, tmp_path, monkeypatch):
+def test_arrays_and_a_prepared_set_in_a_store(gcs, root, tmp_path):
   pixels = np.stack([builders.random_pixels(8, 8, seed) for seed in range(4)])
   np.savez(tmp_path / 'set.npz', train_images=pixels, train_labels=np.array([0, 1] * 2))
   gcs.put('set.npz', (tmp_path / 'set.npz').read_bytes())

@@ -162,6 +162,6 @@ def test_model_ring_cannot_balance():
   )
 
 
-def test_examples_without_a_label_are_named(config):
+def test_examples_without_a_label_are_named():
   source = _source(np.array([0, -1, 2]))
   builders.assert_refused('1.* has no label', subset.complete_labels, source)

@@ -196,7 +196,7 @@ def test_what_is_lowered_for_accelerators_is_the_same_function(kind, monkeypatch
 
 
 @pytest.mark.parametrize('head', ['multitask', 'factored'])
-def test_other_heads_give_probabilities_by_name(head, tmp_path):
+def test_other_heads_give_probabilities_by_name(head):
   trained = exporting.trained('tests.user_network:WithoutDropout', model__head=head)
   assert head in huggingface.refusal(exporting.trained(model__head=head).config)
   call = program.exported(trained, ('cpu',)).call
@@ -215,7 +215,7 @@ def test_other_heads_give_probabilities_by_name(head, tmp_path):
   assert np.abs(outputs['logits'] - parts[0]).max() < 2e-5
 
 
-def test_plain_classes_and_a_network_of_the_users(tmp_path):
+def test_plain_classes_and_a_network_of_the_users():
   words = vocabulary_lib.Vocabulary(('a', 'b', 'c'))
   trained = exporting.trained('tests.user_network:WithoutDropout', words)
   assert 'is no ResNet or' in huggingface.refusal(trained.config)
@@ -426,7 +426,7 @@ def test_command_on_a_run(tmp_path, capsys, config):
   assert lines[-1] == 'model.stablehlo is for cpu; any number of images'
   assert lines[0].endswith('WithoutDropout, 12 classes, step 2')
   assert lines[1].startswith('nothing for transformers: ')
-  written = {line.partition('  ')[0] for line in lines if line.startswith(str(tmp_path))}
+  written = {line.partition('  ')[0] for line in lines if line.startswith(f'{tmp_path}/out/')}
   names = ('labels.json', 'model.stablehlo', 'preprocessing.json')
   assert written == {f'{tmp_path}/out/{name}' for name in names}
 
