@@ -95,8 +95,9 @@ def named(network: 'network_lib.Network', batches: Iterable) -> Iterator[tuple]:
     for batch in batches:
       yield batch, network.start(batch.images) if batch.files else None
 
-  for (batch, names), _ in itertools.pairwise(itertools.chain(started(), [None])):
-    yield batch, network.names(names, len(batch.files)) if batch.files else None
+  # A pair is there once the device has the batch after it.
+  for (batch, result), _ in itertools.pairwise(itertools.chain(started(), [None])):
+    yield batch, network.names(result, len(batch.files)) if batch.files else None
 
 
 def _parse(arguments):

@@ -30,9 +30,16 @@ class ArrowRows:
   column: str
   rows: np.ndarray
 
+  def __reduce__(self):
+    return ArrowRows, (self.paths, self.states, self.folder, self.column, self.rows)
+
+  @functools.cached_property
+  def _values(self) -> pa.ChunkedArray:
+    return _table(self.paths, self.states)[self.column]
+
   def read(self, index: int) -> bytes:
     """The bytes of an image, from any thread."""
-    value = _table(self.paths, self.states)[self.column][int(self.rows[index])]
+    value = self._values[int(self.rows[index])]
     path = ''
     if isinstance(value, pa.StructScalar) and value.is_valid:
       path = value['path'].as_py() if 'path' in value else ''
@@ -54,7 +61,7 @@ class ArrowRows:
     return dataclasses.replace(self, rows=self.rows[indices])
 
 
-@functools.lru_cache(64)  # mapped files, which hold no descriptor
+@functools.lru_cache(4)
 def _table(paths: Sequence[str], _states: Sequence[tuple[int, int]]) -> pa.Table:
   """The rows of files in these states; a process has many tasks on the same ones."""
   tables = [table_cache.read(path) for path in paths]
