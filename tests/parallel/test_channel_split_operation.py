@@ -97,14 +97,3 @@ def test_a_sum_of_which_each_has_its_own_channels(x64, monkeypatch, counts, smal
     np.testing.assert_array_equal(parts[device, :count], vector[cut])
     splitting.assert_same(sums[device, ..., :count], gradients.sum(0)[..., cut])
     assert not parts[device, count:].any() and not sums[device, ..., count:].any()
-
-
-@pytest.mark.parametrize('counts', [(3, 2), (3, 2, 1)])
-def test_counts_must_be_of_the_devices_and_features(counts):
-
-  def split(x, kernel):
-    return parts_lib.Parts().convolve(layers.convolve, x, kernel, counts)
-
-  program = _on_devices(split, (3, 3), P())
-  with pytest.raises(ValueError, match='expected 2 of them, 6 in all'):
-    jax.eval_shape(program, jnp.zeros((2, 4, 4, 3)), jnp.zeros((3, 3, 3, 6)))

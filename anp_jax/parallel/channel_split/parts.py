@@ -35,7 +35,7 @@ class Parts:
     if entry:
       gathered, part, channels = entry
       x = split_operation.operand(part, lax.stop_gradient(gathered), channels)
-    part = split_operation.own_features(convolve, x, kernel, counts, sums=entry is None)
+    part = split_operation.own_features(convolve, x, kernel, counts, entry is None)
     return self._whole(part, counts)
 
   def apply(self, function: Callable, x: jax.Array, *arguments: Any) -> Any:

@@ -26,8 +26,9 @@ _AXIS = mesh_lib.MODEL
 _SMALL, _LITTLE = 2**14, 0.1
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3, 4))
 def own_features(
-  convolve: Callable, x: jax.Array, kernel: jax.Array, counts: Sequence[int], *, sums: bool = True
+  convolve: Callable, x: jax.Array, kernel: jax.Array, counts: tuple[int, ...], sums: bool
 ) -> jax.Array:
   """A convolution's features that this device computes.
 
@@ -44,16 +45,20 @@ def own_features(
   Returns:
     (batch, height', width', widest). The kernel's gradient has this device's
     features, and zeros elsewhere.
-
-  Raises:
-    ValueError: if the counts fit neither the devices nor the features.
   """
-  devices = lax.axis_size(_AXIS)
-  if len(counts) != devices or sum(counts) != kernel.shape[-1]:
-    raise ValueError(
-      f'counts {tuple(counts)}: expected {devices} of them, {kernel.shape[-1]} in all'
-    )
-  return _own_features(x, kernel, convolve, tuple(counts), sums)
+  del sums
+  shape = jax.eval_shape(convolve, x, kernel)
+  widest = max(counts)
+
+  def branch(cut):
+    def compute(x, kernel):
+      if cut.start == cut.stop:
+        return jnp.zeros((*shape.shape[:-1], widest), shape.dtype)
+      return _padded(convolve(x, kernel[..., cut]), 0, widest)
+
+    return compute
+
+  return _switch(counts, branch, x, kernel)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -110,25 +115,8 @@ def kernel_gradient(convolve: Callable, x: jax.Array, kernel: jax.Array, dy: Any
   return jax.vjp(lambda kernel: convolve(x, kernel), kernel)[1](dy)[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _own_features(x, kernel, convolve, counts, sums):
-  del sums
-  shape = jax.eval_shape(convolve, x, kernel)
-  widest = max(counts)
-
-  def branch(cut):
-    def compute(x, kernel):
-      if cut.start == cut.stop:
-        return jnp.zeros((*shape.shape[:-1], widest), shape.dtype)
-      return _padded(convolve(x, kernel[..., cut]), 0, widest)
-
-    return compute
-
-  return _switch(counts, branch, x, kernel)
-
-
-def _own_features_forward(x, kernel, convolve, counts, sums):
-  return _own_features(x, kernel, convolve, counts, sums), (x, kernel)
+def _own_features_forward(convolve, x, kernel, counts, sums):
+  return own_features(convolve, x, kernel, counts, sums), (x, kernel)
 
 
 def _own_features_backward(convolve, counts, sums, residuals, dy):
@@ -169,7 +157,7 @@ def _own_features_backward(convolve, counts, sums, residuals, dy):
   return dx, _switch(counts, kernel_branch, dy)
 
 
-_own_features.defvjp(_own_features_forward, _own_features_backward)
+own_features.defvjp(_own_features_forward, _own_features_backward)
 
 whole.defvjp(
   lambda part, counts: (whole(part, counts), None), lambda counts, _, dy: (_cut(dy, counts),)
