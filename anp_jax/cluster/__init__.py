@@ -87,7 +87,7 @@ class Processes:
     tell = client.tell if client and client.is_elastic else None
     self._stop = preemption.StopHandler(config, stop_seconds, tell)
     if client:
-      client.attach(self)
+      client.attach(self.order, self.step)
     if self.generation.stops:
       self.order('stop')
 

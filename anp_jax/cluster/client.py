@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import ml_collections
 
@@ -17,7 +17,6 @@ from anp_jax.cluster import (
   connection as connection_lib,
   coordinator,
   generation as generation_lib,
-  process_info,
   termination,
 )
 
@@ -45,16 +44,6 @@ class Start(NamedTuple):
   def name(self, index: int) -> str:
     """Returns the name of one of JAX's processes: 'rank 1 on node2'."""
     return f'rank {self.ranks[index]} on {self.hosts[index]}'
-
-
-class Owner(Protocol):
-  """What a process does and tells at the coordinator's word."""
-
-  def order(self, order: str) -> None:
-    """Makes this process vote to 'stop', or to 'pause' for a restart."""
-
-  def step(self) -> int:
-    """Returns the step that this process computes."""
 
 
 class CoordinatorClient:
@@ -95,7 +84,8 @@ class CoordinatorClient:
     self._gathers = 0
     self._gathered: queue.SimpleQueue[list] = queue.SimpleQueue()
     self._ended = threading.Event()  # all may hang up, or were told to end
-    self._owner: Owner | None = None
+    self._order: Callable[[str], object] = lambda order: None
+    self._step: Callable[[], int] = int
     self.start = Start()
     self._connection = connection_lib.Connection(connected, settings.heartbeat_timeout)
     self._connection.send(info)
@@ -160,9 +150,14 @@ class CoordinatorClient:
     self.generation = self.generation._replace(sizes=tuple(sizes))
     self._connection.send({'sizes': sizes})
 
-  def attach(self, owner: Owner) -> None:
-    """Sets what this process does and tells."""
-    self._owner = owner
+  def attach(self, order: Callable[[str], object], step: Callable[[], int]) -> None:
+    """Sets what this process does and tells at the coordinator's word.
+
+    Args:
+      order: makes this process vote to 'stop', or to 'pause' for a restart.
+      step: returns the step that this process computes.
+    """
+    self._order, self._step = order, step
 
   def tell(self) -> None:
     """Reports that this process was told to leave; see `regrouping`."""
@@ -233,9 +228,7 @@ class CoordinatorClient:
         f'has been silent for {self._connection.max_silence:g} s: its '
         'process is stopped, or its host dead or cut off from the network'
       )
-    lost = {}
-    for rank, host in [*zip(self.start.ranks, self.start.hosts, strict=True)][:1]:
-      lost = {rank: f'{process_info.name({"index": rank, "host": host})} {reason}'}
+    lost = {rank: f'{self.start.name(0)} {reason}' for rank in self.start.ranks[:1]}
     if self.is_elastic:
       self._restart_with(lost=lost, coordinator=-1)
     else:
@@ -244,9 +237,9 @@ class CoordinatorClient:
   def _restart_with(self, **values):
     values |= {
       'number': self.generation.number + 1,
-      'step': self._owner.step() if self._owner else 0,
+      'step': self._step(),
+      'devices': self.start.devices,
     }
-    values['devices'] = self.start.devices
     try:
       self._restart(self.generation._replace(**values))
     except OSError as e:
@@ -273,8 +266,7 @@ class CoordinatorClient:
     elif 'stacks' in message:
       termination.print_stacks()
     elif 'stop' in message or 'pause' in message:
-      if self._owner:
-        self._owner.order(*message)
+      self._order(*message)
     elif 'regroup' in message:
       values = message['regroup']
       self._restart_with(**generation_lib.parsed(values))

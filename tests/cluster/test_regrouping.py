@@ -38,19 +38,6 @@ def _started(count, **values):
   return run
 
 
-class _Owner:
-  """A process of the run that notes its orders."""
-
-  def __init__(self, orders, rank):
-    self._orders, self._rank = orders, rank
-
-  def order(self, order):
-    self._orders.put((self._rank, order))
-
-  def step(self):
-    return 17
-
-
 def test_a_lost_process_is_named_and_left_out():
   run = _started(3)
   run.clients[0].set_sizes([1, 2])
@@ -97,7 +84,7 @@ def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(
   run, orders = _started(3), queue.Queue()
   run.coordinator._members._least = least
   for rank, client in run.clients.items():
-    client.attach(_Owner(orders, rank))
+    client.attach(lambda order, rank=rank: orders.put((rank, order)), lambda: 17)
   for rank in signalled:
     run.clients[rank].tell()
   received = {orders.get(timeout=coordinating.SOON) for _ in range(3)}
@@ -156,13 +143,13 @@ def test_a_newcomer_that_fails_ends_alone(has_state, ends_alone):
 
 def test_a_newcomer_pauses_a_run_that_it_makes_larger():
   run, orders = _started(2), queue.Queue()
-  run.clients[0].attach(_Owner(orders, 0))
+  run.clients[0].attach(orders.put, int)
   run.clients[0].set_sizes([1, 2])
   run.join(4, count=9)
   coordinating.wait(lambda: 4 in run.coordinator._members)
   assert orders.empty()  # three processes do not divide the batch
   run.clients[0].set_sizes([1, 2, 3])
-  assert orders.get(timeout=coordinating.SOON) == (0, 'pause')
+  assert orders.get(timeout=coordinating.SOON) == 'pause'
 
 
 @pytest.mark.parametrize('comes_before', [True, False])
