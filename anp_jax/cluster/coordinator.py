@@ -279,9 +279,10 @@ class Coordinator:
       self._leaving_since = 0.0
       for rank in spares:
         self._send_to(rank, {'end': [0, 'the run has ended without this process', False]})
+    by_rank = [values.get(rank) for rank in self._members.ranks]
     for rank in self._members.in_order():
       if rank not in spares:
-        self._send_to(rank, {'gathered': [name, self._members.by_rank(values)]})
+        self._send_to(rank, {'gathered': [name, by_rank]})
 
   def _deliver(self, sender, index, content):
     """Passes a value on to one process."""

@@ -286,10 +286,6 @@ class Members(dict[int, Member]):
 
     return sorted(self, key=order)[:size]
 
-  def by_rank(self, values: Mapping[int, Any]) -> list:
-    """Lists the values of the ranks that train; None where one has none."""
-    return [values.get(i) for i in self.ranks]
-
   def missing(self, present: Container[int]) -> str:
     """Names the processes whose rank is not among these: 'rank 1, rank 2 have'."""
     names = [
