@@ -68,7 +68,7 @@ def telemetry(
   if config.log.tensorboard:
     folder = os.path.join(workdir, telemetry_lib.TENSORBOARD)
     writers.append(functools.partial(event_file.EventFile, folder, length.start_step))
-  line = progress.LiveLine(sys.stdout if is_primary else None, clock)
+  line = progress.LiveLine(sys.stdout, clock)
   return telemetry_lib.Telemetry(workdir, length, peak * mesh.size, writers, is_primary, line)
 
 

@@ -106,7 +106,9 @@ class Telemetry:
       line: destination of lines for people, standard output by default. Its clock
         is the telemetry's.
     """
-    self._line = line or progress.LiveLine(sys.stdout if primary else None)
+    self._line = progress.LiveLine(None)
+    if primary:
+      self._line = line or progress.LiveLine(sys.stdout)
     self._length, self._last = length, length.start_step
     self._rates = step_rates.StepRates(length, peak_flops, self._line.clock)
     self._activity = ''
@@ -119,8 +121,6 @@ class Telemetry:
       truncate_after(workdir, length.start_step)
       self._file = open(os.path.join(workdir, METRICS), 'a')
       self._writers = [open_writer() for open_writer in writers]
-    else:
-      self._line = progress.LiveLine(None, self._line.clock)
 
   def set_flops(self, flops_per_step: float) -> None:
     """Sets the operations of a step on all devices, for the MFU."""
