@@ -74,6 +74,7 @@ def session_settings(
     look_ahead: `look_ahead.Settings`.
     workers: workers of the session.
   """
+  changeable = config_lib.changeable(config)
   return {
     'duration': config.duration,
     'servers': config.strategy.servers,
@@ -81,14 +82,9 @@ def session_settings(
     'batch_size': config.batch_size,
     'look_ahead': vars(look_ahead),
     'workers': workers,
-    'changeable': changeable(config),
+    # The keys that --change may name.
+    'changeable': {k: v for k, v in config_lib.flat(config).items() if k in changeable},
   }
-
-
-def changeable(config: ml_collections.ConfigDict) -> dict:
-  """Returns the keys that --change may name, with their values of a session."""
-  keys = config_lib.changeable(config)
-  return {k: v for k, v in config_lib.flat(config).items() if k in keys}
 
 
 def used_tickets(records: list[dict], version: int, data_shards: int) -> set[tuple[int, int]]:
