@@ -110,7 +110,7 @@ def compiled(text: str) -> list[Collective]:
       continue
     callers = list(program.callers(i))
     start = next((c for c in callers[:1] if c.opcode == 'async-start'), i)
-    done = _done(program, start) if start is not i or kind != i.opcode else None
+    done = program.done(start) if start is not i or kind != i.opcode else None
     conditional = any(c.opcode == 'conditional' for c in callers)
     operands = [a for o in i.operands for a in program.instructions[o].arrays]
     # The result of a start repeats its operands, among other things.
@@ -119,7 +119,7 @@ def compiled(text: str) -> list[Collective]:
     if done and scheduled:
       between = schedule[place[start.name] + 1 : place[done.name]]
       working = [b for b in between if _computes(b)]
-      products = sum(program.product(b) is not None for b in working)
+      products = sum(map(program.has_product, working))
       collective = dataclasses.replace(collective, overlapping=len(working), products=products)
     collectives.append(collective)
   return collectives
@@ -225,14 +225,6 @@ def _dtype(name):
   name = name.replace('f8e', 'float8_e')
   match = _NUMBER.fullmatch(name)
   return _NAMES[match[1]] + match[2] if match else name
-
-
-def _done(program, start):
-  """The instruction that waits for what `start` began."""
-  for user in program.users(start, lambda u: u.opcode.endswith('-update')):
-    if user.opcode.endswith('-done'):
-      return user
-  return None
 
 
 def _computes(instruction):

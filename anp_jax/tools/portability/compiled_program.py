@@ -1,6 +1,6 @@
 """The instructions of a compiled program, from its text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import dataclasses
 import re
 
@@ -67,44 +67,29 @@ class Program:
       for called in i.called:
         self._callers.setdefault(called, i)
 
-  def inside(self, instruction: Instruction) -> Iterator[Instruction]:
-    """Yields the instructions of all computations that one calls, at any depth."""
-    for called in instruction.called:
-      for member in self._members.get(called, ()):
-        yield member
-        yield from self.inside(member)
-
   def callers(self, instruction: Instruction) -> Iterator[Instruction]:
     """Yields the first caller of an instruction's computation, that one's caller, and so on."""
     while caller := self._callers.get(instruction.computation):
       yield caller
       instruction = caller
 
-  def product(self, instruction: Instruction) -> Instruction | None:
-    """Returns the first matrix product or convolution in an instruction, if any."""
-    for i in (instruction, *self.inside(instruction)):
-      if i.opcode in ('dot', 'convolution') or _PRODUCT_CALL.search(i.target):
-        return i
-    return None
+  def has_product(self, instruction: Instruction) -> bool:
+    """Returns whether an instruction is, or calls, a matrix product or a convolution."""
+    if instruction.opcode in ('dot', 'convolution') or _PRODUCT_CALL.search(instruction.target):
+      return True
+    members = (m for called in instruction.called for m in self._members.get(called, ()))
+    return any(map(self.has_product, members))
 
-  def users(
-    self, instruction: Instruction, through: Callable[[Instruction], bool]
-  ) -> Iterator[Instruction]:
-    """Yields the instructions that need a result, directly or not, the nearest first.
-
-    Args:
-      instruction: instruction whose result is needed.
-      through: whether the users of a user follow.
-    """
-    visited, queue = {instruction.name}, [instruction]
+  def done(self, start: Instruction) -> Instruction | None:
+    """Returns the instruction that waits for what `start` began; None if there is none."""
+    queue = [start]
     for i in queue:
-      if i is not instruction and not through(i):
-        continue
       for user in self._users.get(i.name, ()):
-        if user.name not in visited:
-          visited.add(user.name)
+        if user.opcode.endswith('-done'):
+          return user
+        if user.opcode.endswith('-update'):
           queue.append(user)
-          yield user
+    return None
 
 
 def _parse(computation, name, rest, computations):
