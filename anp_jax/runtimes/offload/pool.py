@@ -149,7 +149,18 @@ class DevicePool:
 
   def _open(self, name):
     """Returns the offload device of this process with a name such as 'cpu:1'."""
-    device = _local_device(name)
+    platform, _, number = name.partition(':')
+    try:
+      devices = jax.local_devices(backend=platform)
+    except RuntimeError:
+      devices = []
+    if int(number) >= len(devices):
+      names = [f'{d.platform}:{i}' for i, d in enumerate(devices)]
+      raise config_lib.ConfigError(
+        f'config.strategy.offload_to: there is no {name!r} here; expected '
+        f'{", ".join(names) or "another platform than " + platform}'
+      )
+    device = devices[int(number)]
     if device in self.mesh_devices:
       raise config_lib.ConfigError(
         f'config.strategy.offload_to: {name!r} is the device that trains'
@@ -199,19 +210,3 @@ def serve(config: ml_collections.ConfigDict, processes: cluster.Processes) -> No
   if orders[0] == _LATE:
     print('the run goes on without this process, which the next run may have')
     processes.leave_early()
-
-
-def _local_device(name):
-  """Returns the device of this process with a name such as 'cpu:1'."""
-  platform, _, number = name.partition(':')
-  try:
-    devices = jax.local_devices(backend=platform)
-  except RuntimeError:
-    devices = []
-  if int(number) >= len(devices):
-    names = [f'{d.platform}:{i}' for i, d in enumerate(devices)]
-    raise config_lib.ConfigError(
-      f'config.strategy.offload_to: there is no {name!r} here; expected '
-      f'{", ".join(names) or "another platform than " + platform}'
-    )
-  return devices[int(number)]
