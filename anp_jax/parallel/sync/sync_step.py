@@ -25,8 +25,6 @@ class SyncStep:
   join_branches: Callable = staticmethod(max)
   # Whether micro-batches, their sum and the update are separate programs.
   separate_programs = False
-  # Mesh axes over which a step's sums go.
-  _summed = (mesh_lib.DATA,)
   # Spec of results that each group of devices has: here all devices are one group.
   per_group_spec = mesh_lib.P()
 
@@ -129,7 +127,7 @@ class SyncStep:
     leaves = self._tree.flatten_up_to(gradients)
     wires = self._narrowed(leaves)
     count = lax.axis_size(mesh_lib.DATA)
-    if lax.axis_size(self._summed) > 1:
+    if count > 1:
       undivided = [i for i in self._backward if self._axes[i] < 0]
       rest, tree = jax.tree.flatten(metrics)
       sums = buckets.fused(
@@ -236,7 +234,7 @@ class SyncStep:
     return [x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in arrays]
 
   def _sum(self, x):
-    return lax.psum(x, self._summed)
+    return lax.psum(x, mesh_lib.DATA)
 
   def _flat(self, x):
     """The array in the shape (..., n) that `_sum` adds."""
