@@ -85,7 +85,8 @@ def test_a_device_that_is_behind_gets_less():
 
 def test_devices_of_similar_speed_get_the_mean_of_their_times():
   layers = {'a': splitting.layer(4.0, 3.8, 1.0)}
-  averaged = similar.average(splitting.costs(layers, rest=1.0))
+  costs = splitting.costs(layers, rest=1.0)
+  averaged = costs.mapped(similar.averaging(costs.unsplit))
   mean = (24 / 4 + 24 / 3.8) / 2
   assert averaged.layers['a'].alone == pytest.approx((mean, mean, 24))
   assert averaged.unsplit == pytest.approx((1 + mean, 1 + mean, 25))

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from anp_jax.runtimes.calibration import costs as costs_lib
-
 _SIMILAR = 1.1  # largest ratio of their times
 
 
@@ -27,8 +25,3 @@ def averaging(seconds: Sequence[float]) -> Callable[[Sequence], list]:
     return [np.mean([values[i] for i in group_of[d]], 0).tolist() for d in range(len(values))]
 
   return mean
-
-
-def average(costs: costs_lib.Costs) -> costs_lib.Costs:
-  """Gives devices that are about equally fast the mean of their times."""
-  return costs.mapped(averaging(costs.unsplit))

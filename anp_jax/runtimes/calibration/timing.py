@@ -92,7 +92,7 @@ class Timing:
     )
     if self._spec.offload_devices:
       return costs
-    return similar.average(costs)
+    return costs.mapped(similar.averaging(unsplit))
 
   def _names(self):
     """Returns the names of the devices, for people."""
