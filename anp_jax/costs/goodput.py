@@ -78,10 +78,6 @@ class Goodput:
   elastic: float | None = None
   elastic_daly: float | None = None
 
-  def to_json(self) -> dict:
-    """Seconds and shares by name."""
-    return dataclasses.asdict(self)
-
 
 def daly(cost: float, mtbf: float) -> float:
   """Returns the best time between copies, to higher order (Daly, FGCS 22(3), 2006).

@@ -95,7 +95,7 @@ class Point:
         'device_hours': round(self.device_hours, 2),
       }
     if self.goodput is not None:
-      result['goodput'] = self.goodput.to_json()
+      result['goodput'] = dataclasses.asdict(self.goodput)
     return result | ({'why_not': self.why_not} if self.why_not else {})
 
 

@@ -46,7 +46,8 @@ def parse(text: str) -> tuple[NamedStrategy, ...]:
   strategies: list[NamedStrategy] = []
   for name in map(str.strip, text.split(',')):
     if name.endswith('.toml'):
-      strategies += _read(name)
+      tables = flag_values.tables(f'--strategies={name}', name)
+      strategies += [_strategy(name, label, table) for label, table in tables.items()]
     else:
       class_name = _checked(f'--strategies={name}', name, 'FILE.toml')
       strategies.append(NamedStrategy(name, class_name))
@@ -70,12 +71,6 @@ def check_unset(strategies: Iterable[NamedStrategy], flags: Mapping[str, str]) -
         raise config_lib.ConfigError(
           f'--strategies: {strategy.label} sets {key}={value}, and so does {flags[key]}'
         )
-
-
-def _read(path):
-  """The strategies of a file."""
-  tables = flag_values.tables(f'--strategies={path}', path)
-  return [_strategy(path, label, table) for label, table in tables.items()]
 
 
 def _strategy(path, label, table):
