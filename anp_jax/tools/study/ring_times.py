@@ -1,8 +1,8 @@
 """The times of a run of many models, from the spans of its stations."""
 
-import contextlib
 import dataclasses
 import os
+import pathlib
 import shutil
 import statistics
 
@@ -53,8 +53,7 @@ def start(
   """Prepares the files of a run that starts; removes those of an earlier one."""
   for folder in ('spans', 'models'):
     shutil.rmtree(os.path.join(workdir, folder), ignore_errors=True)
-  with contextlib.suppress(FileNotFoundError):
-    os.remove(os.path.join(workdir, leaderboard.LOG))
+  pathlib.Path(workdir, leaderboard.LOG).unlink(missing_ok=True)
   record = {'parts': [examples], 'laps': laps.total, 'models': models, 'stations': stations}
   files.write_json(os.path.join(workdir, _RING), record)
 

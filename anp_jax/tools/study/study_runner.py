@@ -5,11 +5,11 @@ the output of the launcher and the processes, and `study.json`, the config with 
 the run began and, once it has finished, its cores.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
 import os
+import pathlib
 import re
 import sys
 
@@ -194,8 +194,8 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
     has_begun = os.path.exists(os.path.join(workdir, telemetry.METRICS))
     if has_begun:
       return error
-    with contextlib.suppress(FileNotFoundError):
-      os.remove(os.path.join(workdir, _RECORD))  # it may be tried with other keys
+    # It may be tried with other keys.
+    pathlib.Path(workdir, _RECORD).unlink(missing_ok=True)
     return Refusal(error)
   if stopped := workdir_lib.stopped_line(workdir):
     return stopped
