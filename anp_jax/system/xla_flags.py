@@ -82,7 +82,7 @@ def enable(
   spare: int = 0,
   threads: int = 0,
   emulated: bool = False,
-) -> list[str]:
+) -> None:
   """Applies the settings of this machine's platform; a second call does nothing.
 
   Nothing is set once JAX has opened its devices: it would be too late.
@@ -94,39 +94,33 @@ def enable(
       programs that begin while others hold these.
     threads: size of the pool; 0: the cores and `spare`.
     emulated: whether computation is a sleep, which also holds a thread.
-
-  Returns:
-    Settings applied: '--flag=value' and 'VARIABLE=value'.
   """
   if _devices_are_open():
-    return []
+    return
   here = platform(environment)
-  variables = {}
   if here == 'gpu' and not any(name in environment for name in MEMORY):
-    variables[MEMORY[0]] = _MEMORY_SHARE
+    environment[MEMORY[0]] = _MEMORY_SHARE
   spare = spare or SPARE_THREADS * emulated
   if spare and not threads:
     threads = cores.count() + spare
   if threads and here == 'cpu' and not any(n in environment for n in _THREADS):
-    variables[_THREADS[-1]] = str(threads)
-  environment.update(variables)
+    environment[_THREADS[-1]] = str(threads)
   settings = FLAGS + DETERMINISTIC * deterministic + EMULATED * emulated
   flags = _missing_flags(settings, here, environment.get('XLA_FLAGS', ''))
   if flags:
     words = [*flags, environment.get('XLA_FLAGS', '')]
     environment['XLA_FLAGS'] = ' '.join(words).strip()
-  return flags + [f'{name}={value}' for name, value in variables.items()]
 
 
 def enable_for(
   config: 'ml_collections.ConfigDict', environment: MutableMapping[str, str] = os.environ
-) -> list[str]:
+) -> None:
   """Calls `enable` with the settings of a config and its strategy."""
   # Not before a restart: it imports what a config is made of.
   from anp_jax.config import emulation_keys, strategy as strategy_lib
 
   settings = strategy_lib.find(config).xla_settings(config)
-  return enable(environment, emulated=emulation_keys.sleeps(config), **settings)
+  enable(environment, emulated=emulation_keys.sleeps(config), **settings)
 
 
 def use_huge_pages(

@@ -39,15 +39,14 @@ def host_has(monkeypatch):
 
 def test_a_gpu_gets_its_settings_and_a_second_call_adds_nothing():
   environment = dict(_GPU)
-  done = xla_flags.enable(environment)
+  xla_flags.enable(environment)
   assert environment == {
     'JAX_PLATFORMS': 'cuda',
     'XLA_FLAGS': f'--{_LATENCY}=true {_COMBINE}',
     'XLA_CLIENT_MEM_FRACTION': '0.85',
   }
-  assert done == [f'--{_LATENCY}=true', _COMBINE, 'XLA_CLIENT_MEM_FRACTION=0.85']
   before = dict(environment)
-  assert xla_flags.enable(environment) == []
+  xla_flags.enable(environment)
   assert environment == before
 
 
@@ -62,10 +61,12 @@ def test_no_other_platform_gets_what_is_for_gpus(name):
 def test_a_cpu_gets_its_flag():
   environment = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_dump_to=/x'}
   flag = f'--{_LIBRARY}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE'
-  assert xla_flags.enable(environment) == [flag]
+  xla_flags.enable(environment)
   assert environment['XLA_FLAGS'] == f'{flag} --xla_dump_to=/x'
   user_flags = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': f'--{_LIBRARY}='}
-  assert xla_flags.enable(user_flags) == []
+  before = dict(user_flags)
+  xla_flags.enable(user_flags)
+  assert user_flags == before
 
 
 @pytest.mark.parametrize(
@@ -119,8 +120,7 @@ def test_a_run_that_promises_bits_gets_its_threads(config):
 )
 def test_flags_of_the_user_stand(user_flags, added):
   environment = {**_GPU, 'XLA_FLAGS': user_flags}
-  set_flags = xla_flags.enable(environment)
-  assert set_flags == [*added.split(), 'XLA_CLIENT_MEM_FRACTION=0.85']
+  xla_flags.enable(environment)
   assert environment['XLA_FLAGS'] == f'{added} {user_flags}'.strip()
 
 
@@ -306,11 +306,11 @@ assert not set(sys.modules) & {{'jax', 'numpy', 'absl'}}
 os.environ['XLA_FLAGS'] = '--xla_dump_to={tmp_path}'
 import jax
 os.environ['JAX_PLATFORMS'] = 'cuda'  # read again by nobody but us
-assert len(xla_flags.enable()) == 3
+xla_flags.enable()
 {_COMPUTE}
 # Now it is too late.
 del os.environ['XLA_FLAGS'], os.environ['XLA_CLIENT_MEM_FRACTION']
-assert xla_flags.enable() == []
+xla_flags.enable()
 assert not {{'XLA_FLAGS', 'XLA_CLIENT_MEM_FRACTION'}} & {{*os.environ}}
 """,
     status=0,
@@ -324,10 +324,9 @@ def test_a_run_that_promises_bits_gets_more():
   flag = '--xla_gpu_deterministic_ops=true'
   environment = dict(_GPU)
   assert xla_flags.not_deterministic('gpu', environment) == [flag]
-  assert flag in xla_flags.enable(environment, deterministic=True)
+  xla_flags.enable(environment, deterministic=True)
   assert flag in environment['XLA_FLAGS'].split()
   assert xla_flags.not_deterministic('gpu', environment) == []
-  assert flag not in xla_flags.enable(dict(_GPU))
   # The user's word stands, and is then refused by the strategy.
   user_flags = {**_GPU, 'XLA_FLAGS': '--xla_gpu_deterministic_ops=false'}
   xla_flags.enable(user_flags, deterministic=True)
