@@ -249,6 +249,6 @@ def weights(workdir) -> dict[str, np.ndarray]:
   kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
   tree = reader.restore(newest / 'state', restore_args=kinds)['state']
   return {
-    '/'.join((newest.name, *(str(getattr(k, 'key', k)) for k in path))): leaf
+    f'{newest.name}/{jax.tree_util.keystr(path, simple=True, separator="/")}': leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   }

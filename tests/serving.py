@@ -10,6 +10,7 @@ import numpy as np
 
 from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.parameter_server import (
   log as log_lib,
@@ -210,11 +211,4 @@ def same_bits(a, b) -> None:
 def replayed(config, workdir, version):
   """Returns the leaves that the log alone gives, named as in a checkpoint."""
   state = replay.replay(config, log_lib.read(str(workdir)), version)
-  return {
-    '/'.join((str(version), *_names(path))): np.asarray(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-  }
-
-
-def _names(path):
-  return [str(getattr(k, 'key', getattr(k, 'name', k))) for k in path]
+  return mesh_lib.leaves_by_name({str(version): jax.tree.map(np.asarray, state)})

@@ -96,9 +96,9 @@ def mesh_of(abstract_tree: Any) -> jsharding.Mesh:
   return jax.tree.leaves(abstract_tree)[0].sharding.mesh
 
 
-def path_name(path: Sequence[Any]) -> str:
+def path_name(path: tuple[Any, ...]) -> str:
   """A pytree path as text: 'stage1_block1/conv1/kernel'."""
-  return '/'.join(str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))) for k in path)
+  return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def leaves_by_name(tree: Any) -> dict[str, Any]:

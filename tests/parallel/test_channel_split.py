@@ -102,11 +102,8 @@ def test_a_device_holds_its_own_channels_alone():
   keys = {'model.name': 'tests.user_network:WithOurLayers', 'strategy.plan': 'conv2=5,2,0,3'}
   program, mesh = _split(1, 4, ema=0.9, **splitting.FLOAT32, **keys)
   state, _ = splitting.train(program, mesh, steps=2)
-  kernels = [
-    leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    if mesh_lib.path_name(path).endswith('conv2/kernel')
-  ]
+  leaves = mesh_lib.leaves_by_name(state)
+  kernels = [leaf for name, leaf in leaves.items() if name.endswith('conv2/kernel')]
   assert len(kernels) == 3
   for kernel in kernels:
     for shard, count in zip(kernel.addressable_shards, (5, 2, 0, 3), strict=True):

@@ -65,14 +65,9 @@ def _compiled(config, devices):
 
 def _differing(got, want):
   """Names of the leaves that differ in a bit."""
-  got = jax.tree_util.tree_leaves_with_path(got)
-  want = jax.tree.leaves(want)
-  assert len(got) == len(want)
-  return [
-    mesh_lib.path_name(path)
-    for (path, a), b in zip(got, want)
-    if np.asarray(a).tobytes() != np.asarray(b).tobytes()
-  ]
+  got, want = (mesh_lib.leaves_by_name(jax.tree.map(np.asarray, tree)) for tree in (got, want))
+  assert got.keys() == want.keys()
+  return [name for name in got if got[name].tobytes() != want[name].tobytes()]
 
 
 # The sums of the tree, written out.

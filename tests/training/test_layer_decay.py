@@ -36,7 +36,7 @@ def _abstract_params(config):
 def _numbers(name):
   """The layer of each module, which all parameters of it share."""
   params = _abstract_params(_config(name))
-  names = [mesh_lib.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+  names = list(mesh_lib.leaves_by_name(params))
   numbers = {}
   for path, number in multipliers.layer_numbers(names).items():
     assert numbers.setdefault(path.split('/')[0], number) == number

@@ -69,10 +69,7 @@ def _steps(parts, state, count):
 
 
 def _leaves(state):
-  return {
-    mesh_lib.path_name(path): np.array(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(state))
-  }
+  return mesh_lib.leaves_by_name(jax.tree.map(np.array, jax.device_get(state)))
 
 
 def _trained(config, devices=1, count=3):

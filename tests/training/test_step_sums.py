@@ -65,9 +65,8 @@ def test_gradients_leave_in_few_sums_the_last_layers_first():
   # The network's own order of use, which is not the alphabet's.
   order = run.init.forward_order
   assert order[0].startswith('stem_conv') and order[-1] == 'head/bias'
-  assert set(order) == {
-    mesh_lib.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(run.like.params)
-  }
+  params = mesh_lib.leaves_by_name(run.like.params)
+  assert set(order) == {*params}
   specs = jax.tree.map(lambda s: s.sharding.spec, run.like.params)
   config = stepping.config_of('bfloat16', **{'strategy.bucket_megabytes': 1e-9})
   one_by_one = strategy_lib.find(config).build(config, specs, order)
@@ -85,11 +84,7 @@ def test_gradients_leave_in_few_sums_the_last_layers_first():
     .lower(gradients)
     .as_text()
   )
-  sizes = {
-    mesh_lib.path_name(path): leaf.size
-    for path, leaf in jax.tree_util.tree_leaves_with_path(run.like.params)
-  }
-  assert [n for _, _, n in _asked(text)] == [sizes[p] for p in order[::-1]]
+  assert [n for _, _, n in _asked(text)] == [params[p].size for p in order[::-1]]
   # 25 MB at a time: this network's leave together, the last of them apart.
   lowered = run.train_step.lower(run.like, run.put(stepping.batch_of()))
   sums = [n for _, dtype, n in _asked(lowered.as_text()) if dtype == 'float32']

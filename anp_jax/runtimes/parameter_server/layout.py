@@ -47,19 +47,19 @@ class FlatTree:
     Raises:
       ConfigError: naming a leaf of another dtype.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    leaves = [*mesh_lib.leaves_by_name(tree).items()]
     self.dtype = np.dtype(dtype)
-    for path, leaf in leaves:
+    for name, leaf in leaves:
       if leaf.dtype != self.dtype:
         raise config_lib.ConfigError(
           f"config.strategy.name='parameter_server' carries {self.dtype} only, but the "
-          f"network's {mesh_lib.path_name(path)} is {leaf.dtype}"
+          f"network's {name} is {leaf.dtype}"
         )
     self._structure = jax.tree.structure(tree)
     self._order = sorted(range(len(leaves)), key=lambda i: leaves[i][1].ndim < 2)
     self._shapes = [tuple(leaves[i][1].shape) for i in self._order]
     self._sizes = [int(np.prod(shape)) for shape in self._shapes]
-    self.names = [mesh_lib.path_name(leaves[i][0]) for i in self._order]
+    self.names = [leaves[i][0] for i in self._order]
     self.size = sum(self._sizes)
     self.matrices = sum(n for n, shape in zip(self._sizes, self._shapes) if len(shape) > 1)
 
