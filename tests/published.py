@@ -61,7 +61,7 @@ def torchvision(stages, bottleneck, width, classes=CLASSES):
   return randomised(_ResNet(stages, bottleneck, width, classes))
 
 
-def transformers(stages, bottleneck, width, classes, **settings):
+def transformers(stages, bottleneck, width, classes=CLASSES, **settings):
   """A random ResNetForImageClassification."""
   import transformers as library
 
