@@ -43,9 +43,9 @@ def _step_seconds(folder, **keys):
   return sum(r['seconds'] for r in late) / (late[-1]['step'] - 8)
 
 
-def _assert_takes(seconds, expected):
+def _assert_takes(seconds, expected, early=0.0):
   """What is not a sleep takes less than a third of a step's."""
-  assert expected <= seconds < expected + _SECONDS / 3
+  assert expected - early <= seconds < expected + _SECONDS / 3
 
 
 def test_sync_waits_for_the_slowest_of_each_step(tmp_path):
@@ -109,7 +109,8 @@ def test_links_are_as_slow_as_they_say(tmp_path, pieces, end):
       'strategy.bucket_megabytes': '0.5',
     },
   )
-  _assert_takes(seconds, end)
+  # After a pause Linux sends up to two segments at once; on loopback they have 64 KB.
+  _assert_takes(seconds, end, early=2 * 2**16 / 5e6)
 
 
 def test_a_recipe_is_emulated_as_it_is():
