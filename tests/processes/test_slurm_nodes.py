@@ -105,11 +105,7 @@ def test_a_run_outlives_its_nodes_with_the_same_bits(cluster, tmp_path):
 def test_a_run_on_two_nodes_of_four_and_on_all(cluster, three_nodes, tmp_path):
   workdir, steps = tmp_path / 'run', 100
   # With elastic=auto a process that is told to end would leave the run to the others.
-  keys = {
-    'cluster.elastic': 'off',
-    'duration': f'{steps} steps',
-    'eval.every': f'{steps} steps',
-  }
+  keys = {'cluster.elastic': 'off', 'duration': f'{steps} steps', 'eval.every': f'{steps} steps'}
   job = cluster.submit(
     _TRAIN,
     ['--nodes=4'],
