@@ -235,8 +235,9 @@ def ended(folder, codes, main_arguments, devices=1, **more) -> list[str]:
 
 def replayed(workdir) -> str:
   """Replays a run of parameter servers, which must have the same bits; returns the output."""
-  done = python('-m', 'anp_jax.tools.trials.replay', workdir, '--trust', status=0, **QUICK)
-  return done.stdout
+  words = '-m', 'anp_jax.tools.trials.replay', 'server.jsonl', '--trust'
+  environment = {'PYTHONPATH': str(ROOT), **QUICK}
+  return python(*words, status=0, folder=workdir, **environment).stdout
 
 
 def weights(workdir) -> dict[str, np.ndarray]:

@@ -46,9 +46,7 @@ def batch(seed, size=16, side=8, classes=12):
 
 def mapped(function, mesh, in_specs, out_specs):
   """The program of what each device computes of its part; what it sends is not checked."""
-  return jax.jit(
-    jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-  )
+  return jax.jit(mesh_lib.mapped(function, mesh, in_specs, out_specs))
 
 
 def put(arrays, mesh):

@@ -319,7 +319,7 @@ def test_shipped_demo_learns(tmp_path):
   typed = launching.typed(keys)
   # As a command, which tells XLA what a test's own process does not.
   demo = '--config=configs/resnet_anp.py:demo'
-  launching.python('main.py', demo, f'--workdir={tmp_path}', *typed, status=0)
+  launching.python('main.py', demo, f'--workdir={tmp_path}', *typed, status=0, timeout=600)
   *_, last = telemetry.read(str(tmp_path))
   assert last['kind'] == 'validation' and last['step'] == 38
   # 4.01 and 0.18; chance is log(60) = 4.09 and one of 14 adjectives.

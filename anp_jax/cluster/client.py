@@ -84,6 +84,7 @@ class CoordinatorClient:
     self._gathers = 0
     self._gathered: queue.SimpleQueue[list] = queue.SimpleQueue()
     self._ended = threading.Event()  # all may hang up, or were told to end
+    # Until they are attached
     self._order: Callable[[str], object] = lambda order: None
     self._step: Callable[[], int] = int
     self.start = Start()

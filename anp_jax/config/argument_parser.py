@@ -68,7 +68,8 @@ class Parser(argparse.ArgumentParser):
       if default is False:
         self.add_argument(f'--{name}', action='store_true', help=text)
         continue
-      text += ' (default: %(default)s)' * bool(default)
+      if default:
+        text += ' (default: %(default)s)'
       kind = type(default)
       self.add_argument(f'--{name}', type=kind, default=default, metavar=metavar, help=text)
 

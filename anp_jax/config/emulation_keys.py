@@ -9,20 +9,27 @@ from anp_jax.config import errors, rules
 from anp_jax.config.keys import Key, flag, integer, number, value
 
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
-_BANDWIDTH = re.compile(r'(\d+(?:\.\d+)?)(kbit|mbit|gbit)')
+_BANDWIDTH = re.compile(r'(?=[\d.]*[1-9])(\d+(?:\.\d+)?)(kbit|mbit|gbit)')
 _SWITCH: dict[str, Any] = {'only_if': ('emulate.enabled', ('True',))}
 # Keys of the sleep, which say nothing of a network that computes.
 _SLEEP: dict[str, Any] = {'only_if': ('emulate.sleep', ('True',))}
 
 
 def bytes_per_second(text: str) -> float:
-  """Returns a bandwidth in bytes per second; 0 for '' or another text.
+  """Returns a bandwidth in bytes per second; 0 for ''.
 
   Args:
     text: bandwidth as tc writes it, such as '100mbit'.
+
+  Raises:
+    ValueError: for any other text.
   """
+  if not text:
+    return 0.0
   match = _BANDWIDTH.fullmatch(text)
-  return float(match[1]) * _UNITS[match[2]] / 8 if match else 0.0
+  if not match:
+    raise ValueError(text)
+  return float(match[1]) * _UNITS[match[2]] / 8
 
 
 def sleeps(config: ml_collections.ConfigDict) -> bool:
@@ -74,7 +81,7 @@ KEYS = {
   'bandwidth': value(
     '',
     "bandwidth of each process's link, per direction, such as 100mbit; '': no limit",
-    lambda text: not text or bytes_per_second(text),
+    lambda text: not text or _BANDWIDTH.fullmatch(text),
     f"a bandwidth such as '100mbit', in {', '.join(_UNITS)}, or '' for no limit",
     resumable=True,
     **_SWITCH,

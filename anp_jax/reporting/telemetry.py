@@ -103,8 +103,8 @@ class Telemetry:
       peak_flops: FLOP/s of all devices together; 0.0 leaves the MFU out.
       writers: functions that open further destinations, where this process writes.
       primary: whether this is the one process that writes.
-      line: destination of lines for people, standard output by default. Its clock
-        is the telemetry's.
+      line: destination of the primary process's lines for people, standard output by
+        default. Its clock is the telemetry's.
     """
     self._line = progress.LiveLine(None)
     if primary:

@@ -183,7 +183,7 @@ class _Metadata(http_server.Handler):
     value = self.store.attributes.get(key)
     # Not ready at first.
     status = 503 if len(self.store.requests) < 3 else 200 if value else 404
-    self.reply(status, {}, (value or '').encode())
+    self.reply(status, {}, value.encode() if status == 200 else b'')
 
 
 _TRIPLES = 'unknown:unknown:10.0.0.4,unknown:unknown:10.0.0.5'

@@ -116,6 +116,7 @@ def test_two_builds_at_once_read_the_same(tmp_path):
     build.stdin.write(_PROGRAM)
     build.stdin.close()
   lines = {build.stdout.read() for build in builds}
+  assert not [build.stderr.read() for build in builds if build.wait()]
   assert len(lines) == 1 and lines.pop().endswith(' False\n')
   assert len(list((tmp_path / 'tables').glob('*.arrow'))) == 2
 

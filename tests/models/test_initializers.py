@@ -48,6 +48,11 @@ def test_a_draw_depends_on_its_seed_alone():
     assert abs(correlation) < 5 / math.sqrt(first.size)
 
 
+def test_constants_are_constant():
+  assert (layers.ONES.draw((0,), (3, 2)) == np.ones((3, 2))).all()
+  assert (layers.ZEROS(None, (3,)) == np.zeros(3)).all()
+
+
 @pytest.mark.parametrize(('inputs', 'features'), [(3, 5), (5, 3), (4, 4)])
 def test_first_outputs_of_an_identity_are_its_inputs(inputs, features):
   initializer = layers.Initializer('uniform', 1 / 3, 'fan_in', is_identity=True)

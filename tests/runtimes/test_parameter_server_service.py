@@ -140,6 +140,7 @@ def test_updates_are_kept_until_each_server_has_them(config):
   update()
   assert asked(1, 3) == [3] and len(session._updates) == 4  # server 2 may have lost the answer
   assert asked(2, 1) == [1, 2, 3] and asked(2, 3) == [3] and len(session._updates) == 1
+  assert asked(2, 1) == [3] and len(session._updates) == 1  # a call that its server gave up
 
 
 def test_a_full_disk_ends_the_run(server):

@@ -57,7 +57,7 @@ def load(
   if not path:
     return {}, []
   abstract = flat({'params': program.abstract_replica.params, **program.abstract_replica.stats})
-  # Before anything is read: Orbax lets processes wait for each other.
+  # Before anything is read, so that no process reads what another one lacks.
   _agree(published_weights.missing_path(path), gather)
   problem = ''
   loaded: dict[str, np.ndarray] = {}

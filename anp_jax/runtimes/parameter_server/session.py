@@ -128,11 +128,10 @@ class ChiefSession(Session):
     """Answers another server with the updates from version `since` on: it has those before."""
     with self._changed:
       self._changed.wait_for(lambda: self.scheduler.version > since or self._is_closed, PATIENCE)
-      first = self.scheduler.version - len(self._updates)
-      self._since[server] = since
+      self._since[server] = max(since, self._since[server])  # a late call has an earlier one
       oldest = min(self._since.values())
-      del self._updates[: oldest - first]
-      return {'updates': self._updates[since - oldest :][:64]}
+      self._updates = [update for update in self._updates if update[0] >= oldest]
+      return {'updates': [update for update in self._updates if update[0] >= since][:64]}
 
   def stop(self) -> None:
     """Ends the run at its present version."""

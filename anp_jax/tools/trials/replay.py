@@ -127,7 +127,7 @@ def main(arguments: list[str]) -> int:
   trust.add_flag(parser)
   flags = parser.parse(arguments)
   path = flags.workdir
-  return _compare(os.path.dirname(path) if path.endswith('.jsonl') else path)
+  return _compare(os.path.dirname(path) or '.' if path.endswith('.jsonl') else path)
 
 
 def _compare(workdir):
