@@ -54,7 +54,7 @@ _BUDGET = {
   'anp_jax/training': 1_135,
   'core': 30_455,
   'scripts': 2_500,
-  'tests': 38_540,
+  'tests': 38_550,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

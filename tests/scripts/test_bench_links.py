@@ -1,5 +1,7 @@
 """The benchmark of links: what it counts."""
 
+import pytest
+
 from scripts.bench import links
 
 _DEV = """Inter-|   Receive                                                |  Transmit
@@ -18,3 +20,10 @@ def test_a_ring_sends_all_but_its_own_part_twice():
   # Of 12 bytes over 4, each sends 3 parts of 3 bytes, and 3 again.
   assert links._ring(12, 4) == 18
   assert links._ring(12, 2) == 12
+
+
+def test_a_rate_that_is_none_is_refused(monkeypatch, capsys):
+  monkeypatch.setattr('sys.argv', ['links', '--rate=0gbit'])
+  with pytest.raises(SystemExit):
+    links._flags()
+  assert "invalid bytes_per_second value: '0gbit'" in capsys.readouterr().err
