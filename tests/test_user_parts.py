@@ -15,7 +15,7 @@ from anp_jax.config import command_line
 from anp_jax.data import sources
 from anp_jax.reporting import telemetry
 from anp_jax.training import optimizer
-from tests import builders, user_source, user_training
+from tests import builders, image_sources, user_source, user_training
 
 _KEYS = {
   'data.source': 'tests.user_source:Circles',
@@ -24,7 +24,6 @@ _KEYS = {
   'data.augment': 'none',
   'model.name': 'tests.user_network:PlainNet',
   'model.head': 'tests.user_training:Hinge',
-  'model.norm_group': '2',
   'optimizer.name': 'tests.user_training:plain_descent',
   'optimizer.arguments': "(('scale', 0.5),)",
   'optimizer.learning_rate': '0.2',
@@ -56,7 +55,7 @@ def test_a_source_is_given_its_split_and_path():
   config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'data.path': 'table of 2'})
   splits = [sources.open_source(config, training) for training in (True, False)]
   assert [len(s) for s in splits] == [64, 32]
-  assert splits[0].path == 'table of 2'
+  assert splits[0].name == 'circles: train table of 2'
   (image,), labels = splits[0].read(np.array([1]))
   # A square of 10 x 10 pixels; labels alternate.
   assert np.count_nonzero(image[..., 0]) == 100 and labels.tolist() == [1]
@@ -134,13 +133,14 @@ def _reading(images, labels):
   return _source(read=lambda self, indices: (images, labels))
 
 
-def _network(output):
+def _network(output, trained=lambda self, x: x):
   class Mine(nn.Module):
     num_classes: int
 
     @nn.compact
     def __call__(self, images, train):
-      return output(nn.Dense(self.num_classes)(images.mean((1, 2))))
+      x = output(nn.Dense(self.num_classes)(images.mean((1, 2))))
+      return trained(self, x) if train else x
 
   return Mine
 
@@ -158,7 +158,7 @@ def _optimizer(init, update):
 
 
 _PIXELS = np.zeros((16, 16, 3), np.uint8)
-_FORM = 'expected read.*of pixels to return .*uint8'
+_FORM = r'expected read\(\[0, 1\]\) to return images .*uint8 and integer labels, one for each index'
 _SHAPE = 'expected a network that returns .batch, 2. numbers'
 _RATES = 'expected a function that returns an array of the shape of its argument'
 _UPDATES = 'expected one whose updates have the shapes of the parameters'
@@ -183,7 +183,7 @@ _UPDATES = 'expected one whose updates have the shapes of the parameters'
       _source(__init__=lambda self: None),
       "expected a class with an argument 'split'",
     ),
-    ('data.source', _source(kind='encoded'), 'of encoded to return .bytes. and'),
+    ('data.source', _source(kind='encoded'), 'to return images bytes and'),
     ('data.source', _reading([_PIXELS / 255], np.array([0])), _FORM),
     ('data.source', _reading([_PIXELS.transpose(2, 0, 1)], np.array([0])), _FORM),
     ('data.source', _reading([_PIXELS[..., 0]], np.array([0])), _FORM),
@@ -196,6 +196,13 @@ _UPDATES = 'expected one whose updates have the shapes of the parameters'
     ('model.name', _network(lambda x: (x, x)), _SHAPE),
     ('model.name', _network(lambda x: None), _SHAPE),
     ('model.name', _network(lambda x: x.mean(0, keepdims=True)), _SHAPE),
+    ('model.name', _network(lambda x: x.reshape(2, -1)), _SHAPE),  # of two images alone
+    # Faults of the call that trains.
+    ('model.name', _network(jnp.array, lambda _, x: (x, x)), _SHAPE),
+    ('model.name', _network(jnp.array, lambda _, x: x[:, :1]), _SHAPE),
+    ('model.name', _network(jnp.array, lambda self, x: x + self.make_rng('noise')), 'InvalidRng'),
+    ('model.name', _network(jnp.array, lambda _, x: nn.Dense(2)(x)), 'ScopeParamNotFoundError: '),
+    ('model.name', _network(jnp.array, lambda _, x: x if x.sum() > 0 else -x), 'TracerBool'),
     ('model.name', type('Mine', (_network(None),), {'__call__': _without_train}), 'TypeError: '),
     ('model.head', _head(loss=lambda *_: jnp.zeros((2, 1))), 'that gives loss of shape .2,. for'),
     ('model.head', _head(loss=lambda *_: jnp.zeros(())), 'that gives loss of shape .2,. for'),
@@ -268,6 +275,44 @@ def test_a_damaged_first_example_leaves_a_source_in_use(monkeypatch):
   monkeypatch.setattr(user_source, 'Mine', _source(read=read), raising=False)
   config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'data.source': _MINE})
   assert len(sources.open_source(config, True)) == 64
+
+
+@pytest.mark.parametrize(
+  'other', [_PIXELS / 255, _PIXELS[..., 0], _PIXELS[..., [0, 1, 2, 2]], b'a file', None]
+)
+def test_an_example_of_another_form_is_damaged(monkeypatch, other):
+  """One that is found later than at the start is not taken for pixels of something else."""
+
+  def read(self, indices):
+    images, labels = user_source.Circles.read(self, indices)
+    shown = [other if i == 5 else x for i, x in zip(indices, images)]
+    return [x for x in shown if x is not None], labels
+
+  monkeypatch.setattr(user_source, 'Mine', _source(read=read), raising=False)
+  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'data.source': _MINE})
+  source = sources.open_source(config, True)
+  for indices in ([5], [4, 5]):
+    with pytest.raises(ValueError, match='no image .*uint8 with an integer label'):
+      source.read(np.array(indices))
+  weights = image_sources.evaluated(config, source)['weight']
+  np.testing.assert_array_equal(weights, np.arange(64) != 5)
+
+
+@pytest.mark.parametrize('labels', [np.zeros(63, int), np.zeros(64), [[0]] * 64])
+def test_labels_of_another_form_are_refused(monkeypatch, labels):
+  monkeypatch.setattr(user_source, 'Mine', _source(labels=lambda self: labels), raising=False)
+  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'data.source': _MINE})
+  source = sources.open_source(config, True)
+  builders.assert_refused(['labels() to return an array of 64 integers'], source.labels)
+
+
+def test_a_network_of_ones_own_takes_any_batch(monkeypatch):
+  """How it normalises is its own: no group of the config's has to divide the batch."""
+  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'batch_size': '40'})
+  assert 'norm_group' not in config.model and experiment.open(config).program
+  keys = _KEYS | {'model.norm_group': '2'}
+  load = command_line.load
+  builders.assert_refused('norm_group belongs to', load, 'configs/resnet_anp.py:tiny', keys)
 
 
 def test_hyper_parameters_have_the_defaults_of_the_optimizer():

@@ -19,8 +19,7 @@ class Circles(sources.Source):
       split: as in config.data.train_split or eval_split.
       path: config.data.path.
     """
-    self.name = f'circles: {split}'
-    self.path = path
+    self.name = f'circles: {split} {path}'.strip()
     self.vocabulary = vocabulary.Vocabulary(('circle', 'square'))
     self._count = 64 if split == 'train' else 32
 

@@ -12,11 +12,13 @@ from typing import Any
 
 from flax import linen as nn
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import config as config_lib, models
 from anp_jax.config import errors, strategy as strategy_lib, trust
+from anp_jax.models.layers import example_randomness
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.system import flops as flops_lib
 from anp_jax.training import (
@@ -137,15 +139,23 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
 def _check_own(config, model, optimizer, outputs):
   """Refuses a user's network or optimizer that does not fit the step, by a trace of each."""
   if ':' in config.model.name and isinstance(model, nn.Module):
-    images = jax.ShapeDtypeStruct((2, *config_lib.example(config)[0]), config.model.dtype)
+    # Three: a network that fits two alone is not told by its shape otherwise.
+    images = jax.ShapeDtypeStruct((3, *config_lib.example(config)[0]), config.model.dtype)
+    alone = model.clone(axis_name=None) if getattr(model, 'axis_name', None) else model
+    keys = dict.fromkeys(('dropout', example_randomness.EXAMPLE), jax.random.key(0))
 
-    def initialised(images):
-      return model.init_with_output(jax.random.key(0), images, False)
+    def traced(images):
+      result, variables = alone.init_with_output(jax.random.key(0), images, False)
+      mutable = [name for name in variables if name != 'params']
+      rows = {example_randomness.EXAMPLE: {'row': jnp.arange(3)}}
+      trained, _ = alone.apply(variables | rows, images, True, mutable=mutable, rngs=keys)
+      return (result, trained), variables
 
     arguments = 'model.name', config.model.name
-    result, variables = trust.called(*arguments, jax.eval_shape, initialised, images)
+    results, variables = trust.called(*arguments, jax.eval_shape, traced, images)
     words = f'a network that returns (batch, {outputs}) numbers'
-    errors.check(getattr(result, 'shape', None) == (2, outputs), *arguments, words)
+    for result in results:
+      errors.check(getattr(result, 'shape', None) == (3, outputs), *arguments, words)
     errors.check('params' in variables, *arguments, 'a network with parameters')
   if ':' in config.optimizer.name:
     params = jax.eval_shape(lambda: state_lib.variables(model, config)['params'])

@@ -3,15 +3,13 @@
 A source is one split: it has a vocabulary, a length, and examples by index.
 """
 
-import contextlib
 import os
 import types
 
 import ml_collections
-import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import data_keys, errors, trust, urls
+from anp_jax.config import data_keys, trust, urls
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import (
   arrays,
@@ -20,6 +18,7 @@ from anp_jax.data.sources import (
   features,
   image_folder,
   label_mapping,
+  own_source,
   store_copy,
   subset,
   synthetic,
@@ -83,8 +82,7 @@ def open_split(config: ml_collections.ConfigDict, split: str, other_split: str) 
   if trust.is_source_class(d.source):
     arguments = {'split': split, 'path': d.path, 'config': config}
     source = trust.made('data.source', d.source, Source, arguments, required='split')
-    _check_own(d.source, source)
-    return source
+    return own_source.OwnSource(d.source, source)
   if d.source == 'arrays':
     path = store_copy.path('config.data.path', d.path, config)
     return arrays.Arrays(os.path.expanduser(path), split)
@@ -111,30 +109,3 @@ def open_split(config: ml_collections.ConfigDict, split: str, other_split: str) 
   if enlargement:
     image_folder.warn_once(enlargement)
   return tfds_set.TfdsSet(builder, split)
-
-
-def _check_own(name: str, source: Source) -> None:
-  """Refuses a user's source that lacks a part, or whose first example has another form."""
-
-  def check(good, words):
-    errors.check(good, 'data.source', name, words)
-
-  for part in ('kind', 'vocabulary', 'name', '__len__', 'read', 'labels'):
-    is_inherited = getattr(type(source), part, None) is getattr(Source, part, None)
-    check(part in vars(source) or not is_inherited, f'a class that defines {part}')
-  good = isinstance(source.vocabulary, vocabulary.Vocabulary)
-  check(good, 'vocabulary to be an anp_jax.data.vocabulary.Vocabulary')
-  forms = {'encoded': 'bytes', 'pixels': '(height, width, 3) uint8'}
-  check(source.kind in forms, f"kind to be 'encoded' or 'pixels', not {source.kind!r}")
-  try:
-    example = source.read(np.arange(1))
-  except Exception:  # one that is damaged, for which a run reads another
-    return
-  good = False
-  with contextlib.suppress(TypeError, ValueError):  # not so many parts
-    (image,), labels = example
-    labels = np.asarray(labels)
-    is_rgb = getattr(image, 'dtype', None) == np.uint8 and image.shape[2:] == (3,)
-    is_image = isinstance(image, bytes) if source.kind == 'encoded' else is_rgb
-    good = is_image and labels.shape == (1,) and labels.dtype.kind in 'iu'
-  check(good, f'read([0]) of {source.kind} to return [{forms[source.kind]}] and an integer label')
