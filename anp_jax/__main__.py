@@ -53,10 +53,10 @@ def main(argv: list[str], mode: str = '') -> int:
 
   interrupts.set_line('interrupted; run the same command to resume in ' + urls.remote_url(workdir))
   xla_flags.enable_for(config)
-  config = compute_dtype.decide(config, workdir)
   names = 'mode', 'checkpoint', 'change'
   command = {f'--{name}': getattr(flags, name) for name in names}
   try:
+    config = compute_dtype.decide(config, workdir)
     with contextlib.ExitStack() as stack:
       processes = stack.enter_context(cluster.start(config, place, command, workdir))
       if flags.mode == 'train':

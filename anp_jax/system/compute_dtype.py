@@ -3,7 +3,7 @@
 import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.config import saved_run
+from anp_jax.config import errors, saved_run
 from anp_jax.system import onednn, xla_flags
 
 
@@ -19,7 +19,17 @@ def decide(
     config: resolved config, whose model.dtype may be 'auto'.
     workdir: run folder; a resumed run keeps its dtype.
     platform: where it runs: 'cpu', 'gpu' or 'tpu'; '': here.
+
+  Raises:
+    ConfigError: for float64 where JAX would compute in float32 instead.
   """
+  for key in ('model.dtype', 'model.param_dtype', 'strategy.reduce_dtype'):
+    value = config_lib.flat(config).get(key)
+    if value == 'float64':
+      import jax
+
+      words = 'the environment variable JAX_ENABLE_X64=1 with it'
+      errors.check(jax.config.jax_enable_x64, key, value, words)
   if config.model.dtype != 'auto':
     return config
   dtype = saved_run.read(workdir).get('model.dtype') or _fastest(config, platform)

@@ -3,6 +3,7 @@
 import json
 import types
 
+import jax
 import pytest
 
 from anp_jax import config as config_lib
@@ -36,3 +37,12 @@ def test_auto_is_the_faster_dtype(tmp_path, monkeypatch, keys, host, saved, dtyp
   other = 'tpu' if platform == 'cpu' else 'cpu'  # where it is only compiled
   monkeypatch.setattr(compute_dtype.xla_flags, 'platform', lambda: other)
   assert compute_dtype.decide(config, str(tmp_path), platform).model.dtype == dtype
+
+
+@pytest.mark.parametrize('key', ['model.dtype', 'model.param_dtype', 'strategy.reduce_dtype'])
+def test_float64_needs_the_setting_of_jax(tmp_path, key):
+  config = builders.config({key: 'float64'})
+  words = f"config.{key}='float64': expected the environment variable JAX_ENABLE_X64=1"
+  builders.assert_refused([words], compute_dtype.decide, config, str(tmp_path))
+  with jax.enable_x64(True):
+    assert compute_dtype.decide(config, str(tmp_path)) == config
