@@ -25,6 +25,8 @@ from anp_jax.training import objective as objective_lib
 
 _STATE = 'state'
 _USED = ('step', 'params', 'stats', 'average')
+# Keys that may name a user's class of which a checkpoint's network is made.
+_NETWORK = 'model.head', 'model.name', 'strategy.name'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ def load(path: str) -> Trained:
     raise config_lib.ConfigError(
       f'{folder} cannot be read whole: {error_lines.typed_line(e)}'
     ) from e
-  config = config_lib.from_flat(trust.from_file(meta['config'], folder))
+  config = config_lib.from_flat(trust.from_file(meta['config'], folder, _NETWORK))
   source = state['average'] or state
   trees = {'params': source['params'], 'stats': source['stats']}
   if strategy_lib.find(config).has_group_weights:

@@ -7,10 +7,12 @@ them again, or types --trust.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import importlib
 import inspect
+import os
 import re
+import sys
 from typing import Any
 
 from anp_jax.config import errors
@@ -108,6 +110,8 @@ def imported(key: str, name: str) -> Callable:
   if not is_class_name(name):
     raise errors.ConfigError(f'{place}: expected package.module:Class')
   path, _, attribute = name.partition(':')
+  # A command such as anp-train has its own folder in place of the working directory.
+  sys.path += {os.getcwd()}.difference(map(os.path.abspath, sys.path))
   try:
     module = importlib.import_module(path)
   except Exception as e:  # whatever the user's file raises
@@ -169,18 +173,19 @@ def accepted(function: Callable, arguments: dict) -> dict:
   return {name: value for name, value in arguments.items() if name in parameters}
 
 
-def from_file(saved: dict, file: str) -> dict:
+def from_file(saved: dict, file: str, needed: Collection[str] = _KEYS) -> dict:
   """Returns the config of a run's file, without values that would run its code.
 
   Args:
     saved: flat config, after JSON.
     file: path of the file, for error lines.
+    needed: keys whose classes will be imported; another's are refused where they are.
 
   Raises:
     ConfigError: naming the class, the file and what to type.
   """
   for key, name in _named(saved):
-    if not _is_allowed(name):
+    if key in needed and not _is_allowed(name):
       raise errors.ConfigError(_refusal(f'{file}: {key}={name!r}', key, name))
   if _is_all_allowed or not saved.get(_PROGRAMS):
     return saved

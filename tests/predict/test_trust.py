@@ -111,7 +111,7 @@ def test_each_key_that_names_a_class(saved, foreign_run, tmp_path, capsys):
 
 def test_the_inner_guards_alone(foreign_run, monkeypatch):
   """A reader that forgets to ask still imports nothing."""
-  monkeypatch.setattr(trust, 'from_file', lambda saved, _: saved)
+  monkeypatch.setattr(trust, 'from_file', lambda saved, *_: saved)
   trained = trained_lib.load(str(foreign_run[0]))
   builders.assert_refused('--trust', trained.model, 'cpu')
   saved = config_lib.flat(trained.config) | {'strategy.name': 'payload_of_theirs:Spread'}
@@ -181,3 +181,11 @@ def test_features_of_a_prepared_set_are_not_imported(spelling, key, foreign_run,
   (folder / 'features.json').write_text(top)
   builders.assert_refused(line, tfds_set.open_builder, 'photos:1.0.0', str(tmp_path))
   assert not foreign_run[1].exists()
+
+
+def test_a_class_in_the_working_directory(tmp_path, monkeypatch):
+  """The installed commands start with their own folder on the path, not with this one."""
+  (tmp_path / 'my_module_here.py').write_text('def rate(done):\n  return 1 - done\n')
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, 'path', [p for p in sys.path if p])
+  assert trust.imported('schedule.name', 'my_module_here:rate')(0.25) == 0.75
