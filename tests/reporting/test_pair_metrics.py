@@ -124,6 +124,19 @@ def test_rankings_are_scikit_learns(rounded):
   assert few['precision_at_10'][16] == 0.3  # three of ten places
 
 
+def test_images_that_a_network_is_sure_of_are_ranked():
+  """In float32 the probabilities of the class would all be 1."""
+  random = np.random.default_rng(3)
+  labels = random.integers(0, 3, 60)
+  logits = np.zeros((60, 3), np.float32)
+  logits[:, 0] = random.uniform(18, 30, 60)
+  names = vocabulary_lib.Vocabulary(('a', 'b', 'c'))
+  saved = {'logits': logits, 'label': labels, 'weight': np.ones(60)}
+  (part,) = analysis_results.Results(names, saved).parts
+  want = metrics.average_precision_score(labels == 0, logits[:, 0])
+  assert part.ranking['average_precision'][0] == pytest.approx(want, abs=1e-12)
+
+
 def test_scores_that_are_not_numbers_are_the_lowest():
   saved = _saved(True)
   saved['logits'][50:99] = np.nan  # images that cannot be scored

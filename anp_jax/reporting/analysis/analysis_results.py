@@ -155,7 +155,7 @@ class Results:
     saved, logits, label = self.saved, self.saved['logits'], self.saved['label']
     size = max(1, _CHUNK // logits.shape[1])
     starts = range(0, len(logits), size)
-    logs = np.empty_like(logits)
+    logs = np.empty(logits.shape)
     chunks = [
       _ranked(logits[i : i + size], label[i : i + size], logs[i : i + size]) for i in starts
     ]

@@ -9,7 +9,9 @@ _CHUNK = 2**22  # scores of all combinations in memory at once
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-  """Returns the logarithms of probabilities, (n, classes), NaN where a logit is."""
+  """Returns the logarithms of probabilities, (n, classes) float64, NaN where a logit is."""
+  # Of images that a network is sure of, float32 ones are alike: all 0.
+  logits = np.asarray(logits, np.float64)
   shifted = logits - logits.max(-1, keepdims=True)
   return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
