@@ -183,6 +183,7 @@ class Recorder:
       self.workdir, metric_lines.START
     ):
       return  # a run that goes on in place has said all that before
+    before = telemetry_lib.of_kind(self.workdir, metric_lines.START)[-1:]
     self._log_header(lines)
     if self.is_finished:
       telemetry.log(
@@ -193,6 +194,10 @@ class Recorder:
     summary.log_changes(telemetry, self.checkpoints, self.program)
     if self.start_step:
       telemetry.log(f'continuing from step {self.start_step} of {self.total_steps}')
+      count = len(self._evaluation)
+      for images in (line.get('validation_images', count) for line in before):
+        if images != count:
+          telemetry.log(f'caution  scores are of {count:,} images from here on, {images:,} before')
 
   def report_restart(self) -> None:
     """Says how a run goes on in place, once its first step has been computed."""

@@ -50,6 +50,18 @@ def test_a_run_of_own_parts(tmp_path):
   assert result.step == 4 and result.vocabulary.names == ('circle', 'square')
 
 
+def test_a_resume_says_that_other_images_are_scored(tmp_path, monkeypatch, capsys):
+  texts = []
+  for steps, count in (4, 32), (8, 20):
+    mine = _source(__len__=lambda self, n=count: 64 if 'train' in self.name else n)
+    monkeypatch.setattr(user_source, 'Mine', mine, raising=False)
+    keys = _KEYS | {'data.source': _MINE, 'duration': f'{steps} steps'}
+    train.run(command_line.load('configs/resnet_anp.py:tiny', keys), str(tmp_path))
+    texts.append(''.join(capsys.readouterr()))
+  line = 'caution  scores are of 20 images from here on, 32 before'
+  assert [line in text for text in texts] == [False, True]
+
+
 def test_a_source_is_given_its_split_and_path():
   # What a path is, a class of the user's decides.
   config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'data.path': 'table of 2'})

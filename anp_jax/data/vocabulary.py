@@ -214,7 +214,7 @@ def from_lists(anps: str, adjectives: str = '', nouns: str = '', pairs: str = 'a
   if adjectives or nouns:
     _refuse_plain(names, f'{anps}:', 1, _GIVEN)
   elif pairs == 'auto':
-    _refuse_mixed(names, f'{anps}:', 1)
+    refuse_mixed(names, f'{anps}:', 1)
   elif pairs != 'no':
     _refuse_plain(names, f'{anps}:', 1, f'config.data.pairs={pairs}')
   orders: list[tuple[str, ...] | None] = []
@@ -241,7 +241,7 @@ def from_names(names: Iterable[str], place: str, pairs: str = 'auto') -> Vocabul
   """
   names = tuple(sorted(names))
   if pairs == 'auto':
-    _refuse_mixed(names, f'{place}: class ', 0)
+    refuse_mixed(names, f'{place}: class ')
   return Vocabulary(names)
 
 
@@ -372,8 +372,14 @@ def _refuse_plain(names, prefix, first, why):
       )
 
 
-def _refuse_mixed(names, prefix, first):
-  """Raises ConfigError where most names are pairs whose factors recur, and some are not."""
+def refuse_mixed(names: Sequence[str], prefix: str, first: int = 0) -> None:
+  """Raises ConfigError where most names are pairs whose factors recur, and some are not.
+
+  Args:
+    names: class names in order.
+    prefix: beginning of the message, before the number of a name.
+    first: number of the first name.
+  """
   likely = [*filter(_is_pair, names)]
   if 2 * len(likely) > len(names) and _factors_recur(likely):
     no_pairs = 'if none is meant to be a pair: config.data.pairs=no'

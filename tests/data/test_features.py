@@ -65,6 +65,17 @@ def test_classes_of_words(tmp_path, config):
     np.testing.assert_array_equal(source.labels(), labels)
 
 
+def test_one_name_that_is_no_pair_among_pairs_is_named(tmp_path, config):
+  """A photograph in a deeper folder of the tree that the features are of."""
+  names = ('old_cat/1.jpg', 'red_cat/2.jpg', 'old_dog/sub/3.jpg')
+  _npz(tmp_path / 'train.npz', names)
+  words = ["train: class 2: 'sub' is not an adjective_noun pair", 'config.data.pairs=no']
+  opening.refused(words, config, f'features:{tmp_path}/{{split}}.npz')
+  config.data.pairs = 'no'
+  source = opening.source(config, f'features:{tmp_path}/{{split}}.npz')
+  assert source.vocabulary.names == ('old_cat', 'red_cat', 'sub')
+
+
 def test_an_example_without_a_class_has_no_word():
   source = image_sources.Source(VALUES, [2, -1, 0], ('old_cat', 'red_dog', 'red_cat'))
   words = label_mapping.of_words(source, 'adjectives')

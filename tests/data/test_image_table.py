@@ -84,6 +84,7 @@ def test_what_is_neither_text_nor_number_is_no_class(tmp_path, config, labels, w
     ('path,label\nx/0.jpg,a\nx/1.jpg,\n', [':3: label is']),
     ('path,label\nx/0.jpg,a\nx/1.jpg\n', [':3: 1 columns, expected 2']),
     ('path,label\nx/0.jpg,a\nx/0.jpg,b\n', [':3:', 'already in', 'list.csv:2']),
+    ('path,label,split\nx/0.jpg,a,train\n./x/0.jpg,a,val\n', [':3:', 'already in', 'list.csv:2']),
     ('path,label\nx/0.jpg,a\n"x/1.jpg,b\n', [':3: unexpected end']),
     ('path,label\ny/0.jpg,a\n', [':2: no file', 'config.data.path']),
     ('path,label,split\nx/0.jpg,a,trian\n', ["no split 'train'", "'trian'"]),

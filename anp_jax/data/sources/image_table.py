@@ -47,9 +47,9 @@ def find(d: Any, split: str) -> image_folder.Listing:
     ConfigError: naming the list and its row, and what is expected.
   """
   file = os.path.expanduser(d.source.removeprefix('list:'))
-  rows = _rows(file)
   folder = os.path.dirname(file)
   root = os.path.expanduser(d.path) or folder or '.'
+  rows = _rows(file, root)
   labels, classes = class_texts.classify(
     [row.label for row in rows], d, folder, lambda i: rows[i].place
   )
@@ -67,8 +67,8 @@ def has_splits(path: str) -> bool:
   return _column(columns, _SPLITS) is not None
 
 
-def _rows(file):
-  """The rows of a list."""
+def _rows(file, root):
+  """The rows of a list, whose paths are relative to a folder."""
   columns, table = _table(file)
   path, split = _column(columns, _PATHS), _column(columns, _SPLITS)
   lower = [c.lower() for c in columns]
@@ -89,10 +89,10 @@ def _rows(file):
     for i in (path, *labels, *([] if split is None else [split])):
       if not cells[i] or '\0' in cells[i]:
         raise config_lib.ConfigError(f'{place}: {columns[i]} is {cells[i]!r}, expected a text')
-    if firsts.setdefault(cells[path], place) != place:
-      raise config_lib.ConfigError(
-        f'{place}: {cells[path]!r} stands already in {firsts[cells[path]]}'
-      )
+    # However it is spelled: ./a.jpg is a.jpg.
+    first = firsts.setdefault(os.path.abspath(os.path.join(root, cells[path])), place)
+    if first != place:
+      raise config_lib.ConfigError(f'{place}: {cells[path]!r} stands already in {first}')
     name = '_'.join(cells[i] for i in labels)
     rows.append(_Row(cells[path], name, '' if split is None else cells[split], place))
   if not rows:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 
 from anp_jax.reporting import metric_lines, telemetry
 from anp_jax.reporting.run_page import run_tables
@@ -92,13 +93,20 @@ def metrics(runs: list[runs_lib.Run]) -> list[tuple[str, str]]:
 
 def were_scored_alike(runs: list[runs_lib.Run]) -> bool:
   """Returns whether all runs name the same classes, and were scored on the same images."""
-  return _agree(runs, _SCORED)
+  counts = {run.validation[-1].get('examples') for run in runs if run.validation}
+  return len(counts) < 2 and _agree(runs, _SCORED)
 
 
 def _agree(runs, keys):
   """Whether all runs name the same classes, and have the same values of keys."""
-  values = [[run.classes, *map(run.config.get, keys)] for run in runs]
+  values = [[run.classes, *(_place(key, run.config.get(key)) for key in keys)] for run in runs]
   return all(v == values[0] for v in values)
+
+
+def _place(key, value):
+  """A value of a config; the same for two spellings of one folder."""
+  is_folder = key in ('data.path', 'data.dir') and value and '://' not in value
+  return os.path.abspath(value) if is_folder else value
 
 
 def _score_row(label, name, lines, are_compared):

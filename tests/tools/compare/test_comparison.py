@@ -116,6 +116,20 @@ def test_only_keys_that_differ_are_shown(tmp_path):
   assert 'batch_size' not in cells
 
 
+def test_scores_of_other_numbers_of_images_are_not_compared(tmp_path, no_figure):
+  """The folder has lost images since the first run."""
+  paths = []
+  for i, count in enumerate((36, 32)):
+    records = _records((0.1, 0.2, 0.3 + 0.1 * i))
+    for record in records:
+      if record['kind'] == 'validation':
+        record['examples'] = count
+    paths.append(_run(tmp_path / str(i), (), records))
+  text = comparison_page.write(paths, str(tmp_path / 'page.html'))
+  (row,) = (x for x in text.splitlines() if x.startswith('class top-1, best validation'))
+  assert '*' not in row and 'scored on different images' in text
+
+
 def test_runs_are_found_once_in_order_and_named_apart(tmp_path):
   for name in ('x/base', 'x/other', 'y/base'):
     _run(tmp_path / name)
@@ -300,6 +314,7 @@ def test_bad_input_is_one_line(tmp_path, capsys, arguments, words):
   [
     ({'data.source': 'arrays'}, set()),
     ({'data.path': '/other'}, set()),
+    ({'data.path': '/photos/../photos/'}, {'speed', 'score', 'loss'}),
     ({'data.lists': 'other.txt'}, set()),
     ({'data.dir': '/other'}, set()),
     ({'data.train_split': 'other'}, {'score'}),
