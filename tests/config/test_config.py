@@ -285,7 +285,7 @@ _NORM = 'norm_group=0.*where strategy.rows is not'
     (_SERVERS, {'optimizer.name': 'lars'}, 'a slice of the weights, element by element'),
     (_SERVERS, {'strategy.mode': 'asynch'}, "did you mean 'async'"),
     (_SERVERS, {'strategy.backup_workers': '1'}, 'nobody is waited for'),
-    (_SERVERS, {'strategy.parts': '2'}, "parts=2: expected 1 where strategy.mode is 'async'"),
+    (_SERVERS, {'strategy.parts': '2'}, "parts=2: expected 0 where strategy.mode is 'async'"),
     (_SERVERS, {'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),
     (_SERVERS, {'strategy.servers': '0'}, 'strategy.servers=0'),
     (_SERVERS, _WORKERS | {'strategy.servers': '2'}, 'strategy.servers=2: expected 1 where'),

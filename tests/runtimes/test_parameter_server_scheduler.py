@@ -121,7 +121,8 @@ def test_stop_ends_at_the_present_version():
 @pytest.mark.parametrize(
   'mode, parts, keys',
   [
-    ('rennala', 1, {}),
+    ('rennala', 1, {'parts': 1}),
+    ('rennala', 5, {}),  # as many as workers
     ('rennala', 3, {'parts': 3}),
     ('synchronous', 5, {}),
     ('synchronous', 3, {'backup_workers': 2}),

@@ -52,7 +52,9 @@ class ParameterServer(sync.Sync):
         ('async', 'rennala', 'synchronous'),
       ),
       'parts': keys.integer(
-        1, 'gradients that an update of rennala is made of, each of a part of a batch', above=0
+        0,
+        'gradients of an update of rennala, each of a part of a batch; 0: as many as workers',
+        at_least=0,
       ),
       'backup_workers': keys.integer(
         0, 'workers that a synchronous update does not wait for', at_least=0
@@ -94,9 +96,9 @@ class ParameterServer(sync.Sync):
         f"0 where strategy.mode is '{mode}': nobody is waited for there",
       ),
       (
-        config['strategy.parts'] > 1 and mode != 'rennala',
+        config['strategy.parts'] and mode != 'rennala',
         'strategy.parts',
-        f"1 where strategy.mode is '{mode}': only rennala collects gradients",
+        f"0 where strategy.mode is '{mode}': only rennala collects gradients",
       ),
       (
         has_simulation and mode != 'async' and config.get('optimizer.clip_norm'),
@@ -155,19 +157,17 @@ class ParameterServer(sync.Sync):
     self, config: ml_collections.ConfigDict, cluster: 'collectives.Cluster'
   ) -> tuple[int, int]:
     """Divides a batch over a worker's devices, or those of all that an update is of."""
-    s, workers = config.strategy, config.strategy.parts
-    serving = s.servers * bool(s.dedicated)
-    if s.mode == 'synchronous':
-      workers = cluster.nodes - serving - s.backup_workers
-    if workers < 1 or cluster.nodes <= serving:
+    s = config.strategy
+    workers = cluster.nodes - s.servers * bool(s.dedicated)
+    if workers <= s.backup_workers:
       raise config_lib.ConfigError(
         f'{cluster.nodes} nodes are too few for config.strategy.servers='
         f'{s.servers} and backup_workers={s.backup_workers}'
       )
-    return workers * cluster.devices, config.accumulate
+    return self.update_shards(config, workers) * cluster.devices, config.accumulate
 
   def update_shards(self, config: ml_collections.ConfigDict, workers: int) -> int:
-    """config.strategy.parts, or in mode synchronous one of each worker but the backups."""
+    """In mode rennala config.strategy.parts, in synchronous one of each worker but the backups."""
     from anp_jax.runtimes.parameter_server import scheduler
 
     return scheduler.data_shards(config, workers)

@@ -170,7 +170,7 @@ def data_shards(config: ml_collections.ConfigDict, workers: int) -> int:
   """
   s = config.strategy
   if s.mode != 'synchronous':
-    return s.parts
+    return s.parts or workers if s.mode == 'rennala' else 1
   if s.backup_workers >= workers:
     raise config_lib.ConfigError(
       f'config.strategy.backup_workers={s.backup_workers}: expected less than the {workers} workers'

@@ -8,6 +8,7 @@ server's own worker is the slower the more gradients it serves.
 import dataclasses
 
 from anp_jax.costs import collectives, device_step, order_statistics, steps
+from anp_jax.runtimes.parameter_server import scheduler
 
 # A host updates weights in its memory at about this rate, bytes/s: assumption
 # for the optimizer of `parameter_server`, which streams all state through a few cores.
@@ -84,21 +85,22 @@ def cycle(setting: steps.Setting, busy: float) -> Cycle:
   rate = sum(1 / seconds for seconds in cycles[:sending])
   rate = min(rate, servers * link.bandwidth / size)
   rate += sum(1 / seconds for seconds in cycles[sending:])
+  parts = scheduler.data_shards(setting.config, workers)
   if s.mode == 'rennala':
-    rate = min(rate, s.parts / _collecting(setting, cycles, busy))
-  seconds = max(workers * s.parts / rate, workers * update)
-  return Cycle(seconds, workers * s.parts, workers)
+    rate = min(rate, parts / _collecting(setting, parts, cycles, busy))
+  seconds = max(workers * parts / rate, workers * update)
+  return Cycle(seconds, workers * parts, workers)
 
 
-def _collecting(setting, cycles, busy) -> float:
+def _collecting(setting, parts, cycles, busy) -> float:
   """Seconds of an update of `rennala`: all begin again after it, and it takes the first gradients.
 
   Args:
     setting: what is planned for.
+    parts: gradients that it takes.
     cycles: mean seconds between two gradients of each worker.
     busy: those of them that the worker computes, which vary.
   """
-  parts = setting.config.strategy.parts
   last = sorted(n * seconds for seconds in cycles for n in range(1, parts + 1))[parts - 1]
   # Of each worker one gradient, the nearest to the last, may or may not be in time; n of them
   # in turn vary by a root of n more than one.
