@@ -17,11 +17,11 @@ This page is rendered by `scripts/render_results.py` from `results/*.csv`. The C
 the commands, the versions and older measurements. [The log](log.md) explains the figures and tells
 what failed.
 
-A figure is a median, followed by an interval in brackets: quartiles, unless the note says
-otherwise. `x` is a ratio; the text after "over" names its denominator, and a ratio of speeds above
-1 means that this package is faster. "Met" and "missed" compare the median with the goal; without a
-median, they compare the whole interval. The machines are shared and have no GPU, unless another is
-named.
+A figure is a median, followed by its quartiles in brackets, unless the note says otherwise; with a
+95 % interval or a deviation it is a mean. `x` is a ratio; the text after "over" names its
+denominator, and a ratio of speeds above 1 means that this package is faster. "Met" and "missed"
+compare the figure with the goal; without a figure, they compare the whole interval. The machines
+are shared and have no GPU, unless another is named.
 """
 
 

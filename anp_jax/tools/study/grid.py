@@ -83,7 +83,7 @@ class Cell:
   @property
   def defaults(self) -> dict[str, str]:
     """Overrides that those of the whole study replace, by dotted key."""
-    return {'strategy.groups': str(self.nodes)} if self.simulated else {}
+    return {'strategy.groups': str(self.nodes if self.nodes > 1 else self.devices)}
 
   @property
   def overrides(self) -> dict[str, str]:

@@ -223,7 +223,7 @@ def _speed_up(axis, points, size, value):
 
 
 def _series(axis, points, size, value):
-  """One line a strategy, with the deviation over seeds."""
+  """One line a strategy, with the 95 % interval of the mean over seeds."""
   for series, look in _looks(points).items():
     chosen_points = [p for p in points if p.series == series and value(p)]
     if not chosen_points:
@@ -233,7 +233,7 @@ def _series(axis, points, size, value):
     axis.errorbar(
       sizes,
       [value(p).mean for p in chosen_points],
-      [value(p).deviation for p in chosen_points],
+      [value(p).interval or 0 for p in chosen_points],
       capsize=3,
       label=series,
       **look | {'marker': ''},

@@ -1,5 +1,6 @@
 """The page of a study: its tables and figures, in its folder."""
 
+import contextlib
 import dataclasses
 import os
 
@@ -68,6 +69,9 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
     notes += tune.notes(outcome.plan, outcome.contests)
   tables = _tables(points, outcome, target)
   figures = []
+  for name in ('speed', 'accuracy', 'staleness', 'ring'):  # of a study that was here before
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(os.path.join(folder, f'{name}.png'))
   for name, figure in _figures(points, outcome, target).items():
     plots.save(figure, os.path.join(folder, f'{name}.png'))
     figures.append(report_kit.Figure(name, f'{name}.png'))

@@ -139,8 +139,8 @@ def notes(
     ),
     (
       any(len(p.runs) > 1 for p in points),
-      'Mean and standard deviation over seeds; of scores in percent, the '
-      '95 % interval of the mean (Student t). Differences are paired by seed.',
+      'Mean over seeds and its 95 % interval (Student t), in figures as bars; the bands of '
+      'curves reach from the lowest seed to the highest. Differences are paired by seed.',
     ),
   )
   lines = [text for applies, text in cases if applies]
@@ -234,22 +234,18 @@ def _place(cell) -> dict:
 
 
 def text(summary: summaries.Summary | None, form: str, unit: str = '', scale: float = 1) -> str:
-  """Returns 'mean ± deviation' with its unit; '-' for no number."""
-  return _text(summary, form, unit, scale, summary and summary.deviation)
-
-
-def score(summary: summaries.Summary | None, form: str = '.1f', unit: str = ' %') -> str:
-  """Returns 'mean ± half of the 95 % interval' in percent; '-' for no number."""
-  return _text(summary, form, unit, 100, summary and summary.interval)
-
-
-def _text(summary, form, unit, scale, spread):
+  """Returns 'mean ± half of the 95 % interval' with its unit; '-' for no number."""
   if summary is None:
     return '-'
   words = f'{scale * summary.mean:{form}}'
-  if summary.count > 1:
-    words += f' ± {scale * spread:{form.removeprefix("+")}}'
+  if summary.interval is not None:
+    words += f' ± {scale * summary.interval:{form.removeprefix("+")}}'
   return words + unit
+
+
+def score(summary: summaries.Summary | None, form: str = '.1f', unit: str = ' %') -> str:
+  """Returns a share as `text` does, in percent."""
+  return text(summary, form, unit, 100)
 
 
 def duration(summary: summaries.Summary | None) -> str:

@@ -155,8 +155,9 @@ def test_table_says_what_means_nothing():
   assert rows[0][3:6] == ('images/s', 'over one device', 'over one node')
   assert rows[0][6:] == ('time to 70 %', 'seeds')
   by_place = {row[1:3]: row for row in rows[1:]}
-  # Rates 200 and 201, baselines 100 and 101.
-  assert by_place['1', '2'][3:6] == ('200 ± 1', '2.00 ± 0.01', '1.00 ± 0.00')
+  # Rates 200 and 201, baselines 100 and 101; of two numbers, t is 12.7 and the interval 6.35
+  # of their difference on each side.
+  assert by_place['1', '2'][3:6] == ('200 ± 6', '2.00 ± 0.06', '1.00 ± 0.00')
   # Only one seed reached 0.7, at its second evaluation: 2 / 201 s.
   assert by_place['1', '2'][6:] == ('0.0 s (1 not)', '2')
   assert '*' not in ''.join(by_place['1', '2'])

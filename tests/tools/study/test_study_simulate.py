@@ -62,6 +62,13 @@ def test_the_config_of_a_simulated_cell():
   assert study.config(cell).strategy.groups == 4
 
 
+@pytest.mark.parametrize('nodes, devices, groups', [(1, 1, 1), (1, 4, 4), (3, 1, 3), (2, 4, 2)])
+def test_groups_of_real_devices(nodes, devices, groups):
+  study = study_runner.Study('configs/lenet.py', {}, '')
+  cell = grid.Cell('local_sgd', nodes, devices, 0)
+  assert study.config(cell).strategy.groups == groups
+
+
 def test_runs_at_once_have_a_core_each():
   study = _study()
   cells = [grid.Cell('parameter_server', 16, 1, 0, simulated=True)]
