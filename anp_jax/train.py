@@ -28,7 +28,7 @@ def run(
   """Trains, or resumes, the run of a workdir, or scores it.
 
   Args:
-    config: resolved and valid config.
+    config: config from `config.base()` with changes, or resolved before.
     workdir: folder of the run, or its address in a store, see
       `system.mirror`; made if it is missing.
     mode: 'train' or 'evaluate'.
@@ -40,10 +40,11 @@ def run(
     The validation metrics of the last evaluation, {} if there was none.
 
   Raises:
-    ConfigError: if the config fits neither the devices nor the workdir.
+    ConfigError: if the config is not valid, or fits neither the devices nor the workdir.
     NotFiniteError: if a step gave a number that is not finite.
     eval_loop.CorruptExampleError: if too many examples cannot be read.
   """
+  config = config_lib.resolved(config)
   invocation = strategy_lib.Invocation(config, workdir, processes, mode, checkpoint, output)
   return start(invocation)
 

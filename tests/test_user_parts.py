@@ -50,6 +50,18 @@ def test_a_run_of_own_parts(tmp_path):
   assert result.step == 4 and result.vocabulary.names == ('circle', 'square')
 
 
+def test_a_config_in_python(tmp_path):
+  """As in a notebook: only what differs is said, and keys that do not apply are left out."""
+  config = config_lib.base()
+  config.data.update(source=_KEYS['data.source'], image_size=16, resize=16, augment='none')
+  config.model.name, config.schedule.warmup = _KEYS['model.name'], '0 steps'
+  config.batch_size, config.duration = 16, '1 steps'
+  config.optimizer.learning_rate = -1.0
+  builders.assert_refused('learning_rate=-1.0: expected', train.run, config, str(tmp_path))
+  config.optimizer.learning_rate = 0.1
+  assert train.run(config, str(tmp_path))['examples'] == 32
+
+
 def test_a_resume_says_that_other_images_are_scored(tmp_path, monkeypatch, capsys):
   texts = []
   for steps, count in (4, 32), (8, 20):

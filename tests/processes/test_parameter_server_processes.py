@@ -107,7 +107,7 @@ def test_dedicated_server_and_evaluation(tmp_path):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_stopped_workers_ticket_goes_to_another(tmp_path):
-  keys = {'strategy.mode': 'rennala'}
+  keys = {'strategy.mode': 'rennala', 'strategy.parts': '1'}
   arguments = _arguments(tmp_path, duration='200 steps', **keys)
   with launching.Ranks(tmp_path, 3, arguments) as ranks:
     _until(tmp_path, 40, ranks)

@@ -102,6 +102,11 @@ class Chief:
     store, scheduler = session.store, session.scheduler
     saved = applied = store.version
     recorder.telemetry.start_timing(saved)
+    with recorder.telemetry.paused('compiling'):  # until the first update
+      while store.version == saved < scheduler.limit and not (
+        store.error or session.failed or self._processes.vote() or (job and job.done())
+      ):
+        time.sleep(_POLL)
     while True:
       version = store.next_snapshot()
       if version is None and store.version == scheduler.limit:
