@@ -94,6 +94,7 @@ def on_biases(config, **keys) -> ml_collections.ConfigDict:
   """Returns the config of gradients in closed form on small images, with these keys."""
   changes = {
     'model.name': 'tests.small_networks:Biases',
+    'model.norm_group': 2,
     'data.synthetic_classes': 5,
     'data.image_size': 8,
     'data.resize': 8,

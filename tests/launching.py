@@ -21,6 +21,7 @@ TINY = {
   'log.tensorboard': 'False',
   'log.every': '1 steps',
   'model.name': 'tests.user_network:PlainNet',
+  'model.norm_group': '4',
   'data.synthetic_examples': '70',  # 70 do not divide by any batch below
 }
 

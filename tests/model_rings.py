@@ -35,6 +35,7 @@ def config(models=MODELS, **overrides):
       'batch_size': BATCH,
       'duration': f'{LAPS} epochs',
       'model.name': 'tests.user_network:PlainNet',
+      'model.norm_group': 2,
       'data.source': 'synthetic',
       'data.image_size': 8,
       'data.resize': 8,

@@ -34,6 +34,7 @@ TINY = {
 FULL = {
   'data.image_size': 8,
   'model.name': 'tests.user_network:SmallNet',
+  'model.norm_group': 4,
   'ema': 0.9,
   'optimizer.clip_norm': 1.0,
   'data.mixup': 0.2,

@@ -57,6 +57,7 @@ def config(name, **overrides):
       'data.resize': SIDE,
       'model.name': 'tests.user_network:SmallNet',
       **launching.FLOAT64,
+      'model.norm_group': 2,
       'optimizer.name': 'momentum',
       'optimizer.weight_decay': DECAY,
       'optimizer.clip_norm': CLIP,

@@ -37,7 +37,7 @@ _LAYERS = (
 # Most lines of code of each part (of docs: all lines), by `code_metrics --code`. Only
 # a commit that says why may raise one.
 _BUDGET = {
-  'anp_jax': 770,
+  'anp_jax': 775,
   'anp_jax/checkpoint': 2_385,
   'anp_jax/cluster': 2_985,
   'anp_jax/config': 2_250,
@@ -48,13 +48,13 @@ _BUDGET = {
   'anp_jax/parallel': 1_545,
   'anp_jax/predict': 590,
   'anp_jax/reporting': 2_215,
-  'anp_jax/runtimes': 5_475,
+  'anp_jax/runtimes': 5_480,
   'anp_jax/system': 2_470,
-  'anp_jax/tools': 5_815,
+  'anp_jax/tools': 5_820,
   'anp_jax/training': 1_145,
-  'core': 30_500,
+  'core': 30_515,
   'scripts': 2_500,
-  'tests': 38_600,
+  'tests': 38_650,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -24,6 +24,7 @@ _KEYS = {
   'data.augment': 'none',
   'model.name': 'tests.user_network:PlainNet',
   'model.head': 'tests.user_training:Hinge',
+  'model.norm_group': '2',
   'optimizer.name': 'tests.user_training:plain_descent',
   'optimizer.arguments': "(('scale', 0.5),)",
   'optimizer.learning_rate': '0.2',
@@ -51,11 +52,11 @@ def test_a_run_of_own_parts(tmp_path):
 
 
 def test_a_config_in_python(tmp_path):
-  """As in a notebook: only what differs is said, and keys that do not apply are left out."""
+  """A notebook says only what differs; keys that do not apply are left out."""
   config = config_lib.base()
   config.data.update(source=_KEYS['data.source'], image_size=16, resize=16, augment='none')
   config.model.name, config.schedule.warmup = _KEYS['model.name'], '0 steps'
-  config.batch_size, config.duration = 16, '1 steps'
+  config.batch_size, config.model.norm_group, config.duration = 16, 2, '1 steps'
   config.optimizer.learning_rate = -1.0
   builders.assert_refused('learning_rate=-1.0: expected', train.run, config, str(tmp_path))
   config.optimizer.learning_rate = 0.1
@@ -65,8 +66,8 @@ def test_a_config_in_python(tmp_path):
 def test_a_resume_says_that_other_images_are_scored(tmp_path, monkeypatch, capsys):
   texts = []
   for steps, count in (4, 32), (8, 20):
-    mine = _source(__len__=lambda self, n=count: 64 if 'train' in self.name else n)
-    monkeypatch.setattr(user_source, 'Mine', mine, raising=False)
+    changed = _source(__len__=lambda self, n=count: 64 if 'train' in self.name else n)
+    monkeypatch.setattr(user_source, 'Mine', changed, raising=False)
     keys = _KEYS | {'data.source': _MINE, 'duration': f'{steps} steps'}
     train.run(command_line.load('configs/resnet_anp.py:tiny', keys), str(tmp_path))
     texts.append(''.join(capsys.readouterr()))
@@ -220,7 +221,7 @@ _UPDATES = 'expected one whose updates have the shapes of the parameters'
     ('model.name', _network(lambda x: (x, x)), _SHAPE),
     ('model.name', _network(lambda x: None), _SHAPE),
     ('model.name', _network(lambda x: x.mean(0, keepdims=True)), _SHAPE),
-    ('model.name', _network(lambda x: x.reshape(2, -1)), _SHAPE),  # of two images alone
+    ('model.name', _network(lambda x: x.reshape(2, -1)), _SHAPE),  # of one size
     # Faults of the call that trains.
     ('model.name', _network(jnp.array, lambda _, x: (x, x)), _SHAPE),
     ('model.name', _network(jnp.array, lambda _, x: x[:, :1]), _SHAPE),
@@ -309,8 +310,8 @@ def test_an_example_of_another_form_is_damaged(monkeypatch, other):
 
   def read(self, indices):
     images, labels = user_source.Circles.read(self, indices)
-    shown = [other if i == 5 else x for i, x in zip(indices, images)]
-    return [x for x in shown if x is not None], labels
+    changed = [other if i == 5 else x for i, x in zip(indices, images)]
+    return [x for x in changed if x is not None], labels
 
   monkeypatch.setattr(user_source, 'Mine', _source(read=read), raising=False)
   config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'data.source': _MINE})
@@ -328,15 +329,6 @@ def test_labels_of_another_form_are_refused(monkeypatch, labels):
   config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'data.source': _MINE})
   source = sources.open_source(config, True)
   builders.assert_refused(['labels() to return an array of 64 integers'], source.labels)
-
-
-def test_a_network_of_ones_own_takes_any_batch(monkeypatch):
-  """How it normalises is its own: no group of the config's has to divide the batch."""
-  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'batch_size': '40'})
-  assert 'norm_group' not in config.model and experiment.open(config).program
-  keys = _KEYS | {'model.norm_group': '2'}
-  load = command_line.load
-  builders.assert_refused('norm_group belongs to', load, 'configs/resnet_anp.py:tiny', keys)
 
 
 def test_hyper_parameters_have_the_defaults_of_the_optimizer():

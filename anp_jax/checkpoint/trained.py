@@ -25,7 +25,7 @@ from anp_jax.training import objective as objective_lib
 
 _STATE = 'state'
 _USED = ('step', 'params', 'stats', 'average')
-# Keys that may name a user's class of which a checkpoint's network is made.
+# Keys that may name a user's class that a checkpoint's network needs.
 _NETWORK = 'model.head', 'model.name', 'strategy.name'
 
 

@@ -82,9 +82,8 @@ _ALL = {
   ),
 }
 _RESNET = ('model.name', networks.RESNETS)
-_NORMALISED = ('model.name', networks.BATCH_NORMALISED)
-# Parameter servers need it of a user's network, too, whose other fields are its own.
-_HAS_STATISTICS = ('model.name', (*networks.BATCH_NORMALISED, '*:*'))
+# A user's network may have batch norm too; its fields are its own.
+_NORMALISED = ('model.name', (*networks.BATCH_NORMALISED, '*:*'))
 _DROPS_PATHS = 'model.name', (*networks.CONVNEXTS, *networks.EFFICIENTNETS)
 _MODEL = {
   'name': text(
@@ -146,7 +145,7 @@ _MODEL = {
   'norm_group': integer(
     32, 'images that share batch statistics; 0: whole batch', at_least=0, only_if=_NORMALISED
   ),
-  'norm_momentum': share(0.9, 'decay of the running batch statistics', only_if=_HAS_STATISTICS),
+  'norm_momentum': share(0.9, 'decay of the running batch statistics', only_if=_NORMALISED),
   'zero_init': flag(
     True, "zero initialization of the last norm's scale in each block", only_if=_RESNET
   ),

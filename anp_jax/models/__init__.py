@@ -17,6 +17,12 @@ _CONVNETS = {
 }
 
 
+def has_batch_norm(config: ml_collections.ConfigDict) -> bool:
+  """Whether the network may normalise over groups of examples."""
+  name = config.model.name
+  return ':' in name or name in networks.BATCH_NORMALISED
+
+
 def target(config: ml_collections.ConfigDict, platform: str, devices: int = 1) -> str:
   """Returns the platform that layers are made for; sets oneDNN's threads.
 
@@ -98,7 +104,7 @@ def _network(config, num_classes, platform, axis_name):
     return trust.made('model.name', m.name, nn.Module, common, required='num_classes')
   from anp_jax.models import airbench, convnets, convnext, efficientnet, linear, resnet
 
-  if 'norm_group' not in m:
+  if not has_batch_norm(config):
     del common['axis_name']  # there are no statistics to share
     if m.name in convnext.SIZES:
       version, stages, width = convnext.SIZES[m.name]

@@ -3,7 +3,7 @@
 import jax
 from ml_collections import ConfigDict
 
-from anp_jax import config as config_lib
+from anp_jax import config as config_lib, models
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel import mesh as mesh_lib
 
@@ -29,14 +29,15 @@ def check(config: ConfigDict, batch_size: int, mesh: jax.sharding.Mesh) -> None:
       f'{division.parts * max(1, round(batch_size / division.parts))}'
     )
   micro = batch_size // division.parts
-  group = config.model.get('norm_group')
+  has_batch_norm = models.has_batch_norm(config)
+  group = config.model.norm_group if has_batch_norm else 0
   if group and micro % group:
     raise config_lib.ConfigError(
       f'config.model.norm_group={group}: a device computes {micro} images at '
       f'a time ({batch_size} / ({division.description})), expected a multiple '
       f'of {group}'
     )
-  if group == 0 and division.parts > division.at_once:
+  if has_batch_norm and not group and division.parts > division.at_once:
     raise config_lib.ConfigError(
       'config.model.norm_group=0: statistics of the whole batch need it at '
       f'once, not in {division.parts // division.at_once} parts '

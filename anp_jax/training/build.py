@@ -139,23 +139,25 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
 def _check_own(config, model, optimizer, outputs):
   """Refuses a user's network or optimizer that does not fit the step, by a trace of each."""
   if ':' in config.model.name and isinstance(model, nn.Module):
-    # Three: a network that fits two alone is not told by its shape otherwise.
-    images = jax.ShapeDtypeStruct((3, *config_lib.example(config)[0]), config.model.dtype)
+    # Three groups: a network that fits one size alone is told by no other.
+    count = 3 * (config.model.norm_group or 1)
+    images = jax.ShapeDtypeStruct((count, *config_lib.example(config)[0]), config.model.dtype)
     alone = model.clone(axis_name=None) if getattr(model, 'axis_name', None) else model
-    keys = dict.fromkeys(('dropout', example_randomness.EXAMPLE), jax.random.key(0))
 
     def traced(images):
-      result, variables = alone.init_with_output(jax.random.key(0), images, False)
+      key = jax.random.key(0)
+      result, variables = alone.init_with_output(key, images, False)
       mutable = [name for name in variables if name != 'params']
-      rows = {example_randomness.EXAMPLE: {'row': jnp.arange(3)}}
-      trained, _ = alone.apply(variables | rows, images, True, mutable=mutable, rngs=keys)
+      examples = {example_randomness.EXAMPLE: {'row': jnp.arange(count)}}
+      keys = dict.fromkeys(('dropout', example_randomness.EXAMPLE), key)
+      trained, _ = alone.apply(variables | examples, images, True, mutable=mutable, rngs=keys)
       return (result, trained), variables
 
     arguments = 'model.name', config.model.name
     results, variables = trust.called(*arguments, jax.eval_shape, traced, images)
     words = f'a network that returns (batch, {outputs}) numbers'
     for result in results:
-      errors.check(getattr(result, 'shape', None) == (3, outputs), *arguments, words)
+      errors.check(getattr(result, 'shape', None) == (count, outputs), *arguments, words)
     errors.check('params' in variables, *arguments, 'a network with parameters')
   if ':' in config.optimizer.name:
     params = jax.eval_shape(lambda: state_lib.variables(model, config)['params'])

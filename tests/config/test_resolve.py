@@ -167,6 +167,7 @@ def test_networks_of_the_registry_are_the_configs():
   for name in networks.MODELS:
     config = builders.config({'model.name': name})
     assert models.create(config, 3, 'cpu')
+    assert models.has_batch_norm(config) == ('norm_group' in config.model)
 
 
 def test_every_key_that_does_not_apply_is_refused_at_its_default():

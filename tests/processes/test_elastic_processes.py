@@ -19,6 +19,7 @@ pytestmark = pytest.mark.multiprocess
 _INVARIANT = {'strategy.name': 'invariant', 'strategy.logical_shards': '12'}
 _KEYS = {
   'batch_size': '24',
+  'model.norm_group': '2',
   'data.synthetic_examples': '240',
   'cluster.heartbeat_timeout': '3',
   'cluster.mirror_every': '1',

@@ -19,6 +19,7 @@ _KEYS = {
   'duration': '3 epochs',
   'eval.every': '1 epochs',
   'model.name': 'tests.user_network:PlainNet',
+  'model.norm_group': '2',
   'schedule.warmup': '0 steps',
   'batch_size': '4',
   'data.image_size': '8',

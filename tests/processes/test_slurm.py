@@ -244,6 +244,7 @@ def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
     f'--workdir={workdir}',
     '--config.model.name=tests.user_network:PlainNet',
     '--config.batch_size=4',
+    '--config.model.norm_group=4',
     '--config.data.image_size=8',
     '--config.data.resize=8',
     f'--config.duration={laps} epochs',

@@ -18,6 +18,7 @@ _INVARIANT = {
   'strategy.name': 'invariant',
   'strategy.logical_shards': '12',
   'batch_size': '24',
+  'model.norm_group': '2',
   'schedule.name': 'constant',
   'data.synthetic_examples': '240',
 }

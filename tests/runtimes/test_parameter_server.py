@@ -87,7 +87,12 @@ def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
 def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypatch):
   serving.on_devices(monkeypatch, 1)
   # Without dropout: its masks belong to the rows that a device computes.
-  keys = {'duration': '6 steps', 'model.name': 'tests.user_network:PlainNet', 'data.image_size': 8}
+  keys = {
+    'duration': '6 steps',
+    'model.name': 'tests.user_network:PlainNet',
+    'model.norm_group': 4,
+    'data.image_size': 8,
+  }
   many = serving.config_of(config, **keys, **{'strategy.mode': 'synchronous'})
   serving.run(many, tmp_path / 'server', 2)
   builders.use_devices(monkeypatch, 2)

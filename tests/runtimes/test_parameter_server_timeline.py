@@ -75,7 +75,9 @@ def test_a_pass_is_of_a_data_shards_images(workers, backup):
 
 @pytest.mark.parametrize('in_flight', [1, 3])
 def test_no_gradient_of_rennala_is_stale(in_flight):
-  updates = _updates(6, 200, mode='rennala', in_flight=in_flight, **{'simulate.spread': 0.5})
+  updates = _updates(
+    6, 200, mode='rennala', parts=1, in_flight=in_flight, **{'simulate.spread': 0.5}
+  )
   assert sorted(c['ticket'] for u in updates for c in u) == [[n, 0] for n in range(200)]
   assert set(_staleness(updates)) == {0}
 

@@ -4,7 +4,7 @@ import math
 
 import ml_collections
 
-from anp_jax import config as config_lib
+from anp_jax import config as config_lib, models
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.costs import collectives
 
@@ -59,6 +59,6 @@ def images_per_device(
 
 def unit(config: ml_collections.ConfigDict) -> int:
   """Returns the smallest number of images that a device computes."""
-  group = config.model.get('norm_group', 0)
+  group = config.model.norm_group if models.has_batch_norm(config) else 0
   pairs = 2 if config.data.mixup or config.data.cutmix else 1
   return math.lcm(group or 1, pairs)

@@ -26,6 +26,7 @@ def _config(**keys):
       'data.resize': _SIDE,
       'model.name': 'tests.user_network:WithoutDropout',
       'model.dtype': 'float32',
+      'model.norm_group': 2,
       'optimizer.name': 'momentum',
       **keys,
     }

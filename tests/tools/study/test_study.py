@@ -334,11 +334,11 @@ def test_the_command_on_two_processes(tmp_path, capsys, monkeypatch):
 @pytest.mark.soak
 def test_the_command_on_a_cluster(tmp_path):
   """Jobs of one and two nodes, and one that cannot be."""
-  keys = launching.TINY | {'batch_size': 22, 'data.mixup': 0.2}  # of two images each
-  more = '--nodes=1,2', '--slurm=--time=10', *launching.typed(keys)
+  # In groups of 4 images.
+  more = '--nodes=1,2', '--slurm=--time=10', *launching.typed(launching.TINY | {'batch_size': 20})
   with slurm_cluster.open_cluster():
     assert study_main.main(_command(tmp_path, *more)) == 0
   row_one, row_two = builders.rows(tmp_path / 'cells.csv')
   assert row_two['state'] == 'left out'
   assert row_one['state'] == 'finished' and float(row_one['images_per_second']) > 0
-  assert 'pair images: 11 images a device' in row_two['error']
+  assert 'norm_group=4: a device computes 10 images' in row_two['error']

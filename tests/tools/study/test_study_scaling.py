@@ -17,7 +17,7 @@ def _cell(strategy, *varied):
   return grid.Cell(strategy, 4, 1, 0, varied, weak=True)
 
 
-_SYNCHRONOUS = ('strategy.mode', 'synchronous')
+_SYNCHRONOUS, _RENNALA = (('strategy.mode', mode) for mode in ('synchronous', 'rennala'))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,8 @@ _SYNCHRONOUS = ('strategy.mode', 'synchronous')
     (_cell('local_sgd'), 256),
     # A gradient of a whole batch is an update already.
     (_cell('parameter_server'), 64),
-    (_cell('parameter_server', ('strategy.mode', 'rennala')), 64),
+    (_cell('parameter_server', _RENNALA, ('strategy.parts', '1')), 64),
+    (_cell('parameter_server', _RENNALA), 256),
     (_cell('parameter_server', _SYNCHRONOUS), 256),
     # One of four is not waited for.
     (_cell('parameter_server', _SYNCHRONOUS, ('strategy.backup_workers', '1')), 192),

@@ -22,6 +22,7 @@ def quick(monkeypatch):
 def _config(config, **keys):
   changes = {
     'model.name': 'tests.user_network:WithoutDropout',
+    'model.norm_group': 2,
     'data.image_size': 16,
     'data.resize': 16,
     'log.tensorboard': False,

@@ -16,6 +16,7 @@ _CLASSES = 5
 def _config(config, **keys):
   changes = {
     'model.name': 'tests.small_networks:Biases',
+    'model.norm_group': 2,
     'data.image_size': 8,
     'data.resize': 8,
     'data.synthetic_classes': _CLASSES,
