@@ -110,9 +110,9 @@ def imported(key: str, name: str) -> Callable:
   if not is_class_name(name):
     raise errors.ConfigError(f'{place}: expected package.module:Class')
   path, _, attribute = name.partition(':')
-  # A command such as anp-train has its own folder in place of the working directory.
-  sys.path += {os.getcwd()}.difference(map(os.path.abspath, sys.path))
   try:
+    # A command such as anp-train has its own folder in place of the working directory.
+    sys.path += {os.getcwd()}.difference(map(os.path.abspath, sys.path))
     module = importlib.import_module(path)
   except Exception as e:  # whatever the user's file raises
     raise errors.ConfigError(f'{place}: {_line(e)}') from e
