@@ -74,7 +74,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """One step of all devices.
+  """One step of all devices, which ends in an update of the weights.
 
   Attributes:
     images: images of all devices.
@@ -82,7 +82,6 @@ class Step:
     fixed: seconds that do not depend on the images.
     communication: seconds of waiting for data or for other devices.
     run_factor: seconds of a run over those of its images at this rate.
-    update_images: images per update of the weights; 0: `images`.
   """
 
   images: float
@@ -90,7 +89,6 @@ class Step:
   fixed: float
   communication: float
   run_factor: float = 1.0
-  update_images: float = 0
 
   @property
   def seconds(self) -> float:

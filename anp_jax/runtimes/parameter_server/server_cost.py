@@ -33,18 +33,20 @@ class Cycle:
 
 
 def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
-  """Workers of a node each pull weights and push gradients."""
+  """An update of the weights: workers of a node each pull them and push gradients."""
   alike = dataclasses.replace(setting, slow=())
   node = dataclasses.replace(setting.cluster, nodes=1)
   inner = steps.synchronous(alike, images, cluster=node)
   rounds = cycle(setting, inner.seconds)
-  images *= setting.cluster.devices * rounds.useful
+  gradients = rounds.useful / rounds.updates
+  # Workers divide the passes of an update, or each makes one at a time with all others.
+  passes = 1 if setting.config.strategy.mode == 'synchronous' else gradients / rounds.updates
+  compute, fixed = passes * inner.compute, passes * inner.fixed
   return steps.Step(
-    images=images,
-    compute=inner.compute,
-    fixed=inner.fixed,
-    communication=rounds.seconds - inner.compute - inner.fixed,
-    update_images=images / rounds.updates,
+    images=images * setting.cluster.devices * gradients,
+    compute=compute,
+    fixed=fixed,
+    communication=rounds.seconds / rounds.updates - compute - fixed,
   )
 
 

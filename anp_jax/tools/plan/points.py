@@ -180,9 +180,8 @@ def _run_images(setting, step) -> float:
   """Images of the whole run; steps of a larger batch have more of them."""
   if strategy_lib.find(setting.config).keeps_models_apart:  # laps count, not steps
     return setting.workload.total_images
-  update = step.update_images or step.images
   examples = setting.workload.examples
-  return config_lib.steps(setting.config.duration, update, examples) * update
+  return config_lib.steps(setting.config.duration, step.images, examples) * step.images
 
 
 def _host_rate(setting, image_seconds) -> float:

@@ -138,13 +138,31 @@ def test_weak_scaling_keeps_the_images_of_the_smallest_size(cost):
 
 
 @pytest.mark.parametrize(
-  'name, nodes, cycles', [('sync', 1, 32), ('sync', 2, 32), ('parameter_server', 16, 2)]
+  'name, nodes, parts', [('sync', 1, 1), ('sync', 2, 2), ('parameter_server', 16, 1)]
 )
-def test_a_run_of_steps_makes_as_many_updates_of_any_batch(cost, name, nodes, cycles):
-  """16 workers make an update each in a cycle: 32 updates are two cycles."""
+def test_a_run_of_steps_makes_as_many_updates_of_any_batch(cost, name, nodes, parts):
   setting = _setting(cost, nodes, strategy__name=name, duration='32 steps')
   (point,) = points.plan(name, [setting], points.Request(per_device=32))
-  assert point.run_seconds == pytest.approx(cycles * sum(point.seconds.values()))
+  assert point.batch == 32 * parts
+  assert point.run_seconds == pytest.approx(32 * sum(point.seconds.values()))
+
+
+@pytest.mark.parametrize(
+  'mode, parts, gradients', [('async', 0, 1), ('rennala', 8, 8), ('rennala', 0, 4)]
+)
+def test_a_servers_step_is_an_update(cost, mode, parts, gradients):
+  """Four workers make a gradient a second each."""
+  passes = gradients / 4
+  keys = {'strategy__mode': mode, 'strategy__parts': str(parts)}
+  fields = {'link': plan_settings.FAST, 'measured': (0.75, 0.25 / 32)}
+  setting = _setting(cost, 4, **fields, **_SERVER, **keys)
+  (point,) = points.plan(mode, [setting], points.Request(per_device=32))
+  assert point.batch == 32 * gradients
+  assert point.seconds['fixed'] == pytest.approx(0.75 * passes)
+  assert point.seconds['compute'] == pytest.approx(0.25 * passes)
+  # The servers' optimizer takes milliseconds.
+  assert sum(point.seconds.values()) == pytest.approx(passes, rel=0.05)
+  assert point.rate == pytest.approx(point.batch / sum(point.seconds.values()))
 
 
 @pytest.mark.parametrize('measured', [None, (0.3, 0.01)])
@@ -184,14 +202,14 @@ _RENNALA = _SERVER | {'strategy__mode': 'rennala', 'strategy__parts': '6'}
     ({}, 2.0, 2),
     ({'strategy__name': 'local_sgd', 'strategy__groups': '2'}, 2.0, 2),
     # Updates come at the rate of all workers together.
-    (_SERVER, 2.0, 4 / (3 + 1 / 2)),
-    # Three make six gradients in two passes, while it computes for 10 s; a cycle has four updates.
-    (_RENNALA, 10.0, 4 * 2),
+    (_SERVER, 2.0, 1 / (3 + 1 / 2)),
+    # Three make six gradients in two passes, while it computes for 10 s.
+    (_RENNALA, 10.0, 2),
   ],
 )
 def test_a_slow_node_stops_those_that_wait_for_it(cost, keys, slow, seconds):
   step = _timed(cost, 4, slow=(slow,), **keys)
-  # The servers' optimizer takes milliseconds of each cycle.
+  # The servers' optimizer takes milliseconds.
   assert step.seconds == pytest.approx(seconds, rel=0.05 if 'strategy__mode' in keys else 0.03)
 
 
@@ -216,12 +234,12 @@ def test_cores_that_compute_also_handle_gradients(cost):
   step = _handled(cost, 2)
   other = 1 / (1 + 0.05 + 0.2)
   local = (1 - 0.2 * other) / (1 + 0.05 + 0.2)
-  assert 2 / step.seconds == pytest.approx(other + local, rel=1e-6)
+  assert 1 / step.seconds == pytest.approx(other + local, rel=1e-6)
   # With a second gradient in flight it does not wait.
   step = _handled(cost, 2, strategy__in_flight='2')
   other = 1 / (1 + 0.05)
   local = (1 - 0.2 * other) / (1 + 0.05 + 0.2)
-  assert 2 / step.seconds == pytest.approx(other + local, rel=1e-6)
+  assert 1 / step.seconds == pytest.approx(other + local, rel=1e-6)
 
 
 def test_two_servers_handle_half_of_each_gradient(cost):
@@ -229,23 +247,23 @@ def test_two_servers_handle_half_of_each_gradient(cost):
   # Both cores serve all gradients, and each worker waits for both: of the rate
   # r of one, 1 / r = 1.05 / (1 - 0.1 (2 r)) + 0.1. What one core does to the
   # other is computed in two rounds.
-  rate = 1 / step.seconds
+  rate = 1 / step.seconds / 2
   expected = 1.05 / (1 - 0.1 * 2 * rate) + 0.1
-  assert step.seconds == pytest.approx(expected, rel=1e-2)
+  assert 1 / rate == pytest.approx(expected, rel=1e-2)
 
 
 def test_a_server_without_time_for_its_worker_limits_the_others(cost):
   step = _handled(cost, 16)
-  assert 16 / step.seconds == pytest.approx(1 / 0.2, rel=1e-3)
+  assert step.seconds == pytest.approx(0.2, rel=1e-3)
   step = _handled(cost, 3, strategy__dedicated='True')
-  assert 2 / step.seconds == pytest.approx(2 / 1.25, rel=1e-6)
+  assert 1 / step.seconds == pytest.approx(2 / 1.25, rel=1e-6)
 
 
 def test_workers_on_one_core_take_turns_with_its_server(cost):
   keys = {'strategy__dedicated': 'True', 'sharing': 3.0}
   # Two workers and a server that has next to nothing to do, on one core.
   step = _handled(cost, 3, (1.0, 1e-6), **keys)
-  assert step.seconds == pytest.approx(2 * (1 + 1), rel=1e-3)
+  assert step.seconds == pytest.approx(1 + 1, rel=1e-3)
 
 
 def test_workers_on_one_core_find_each_other_there():
@@ -276,7 +294,7 @@ def test_devices_that_share_cores_take_longer(cost):
   # While one worker of a core sends for half a second, the other has it alone.
   slow = hardware.Link('slow', 8 * 25557032 / 0.5, 1e-15)
   step = _timed(cost, 4, link=slow, sharing=2.0, **_SERVER)
-  assert step.seconds == pytest.approx(2, rel=0.03)
+  assert step.seconds == pytest.approx(2 / 4, rel=0.03)
 
 
 def test_channel_split_sums_gradients_between_its_groups(cost):
