@@ -89,14 +89,19 @@ class Point:
         'images_per_second': round(self.rate, 2),
         'interval': self.interval and self.interval.to_json(self.rate),
         'efficiency': round(self.efficiency, 4),
-        'step_seconds': {k: round(v, 6) for k, v in self.seconds.items()},
-        'epoch_seconds': round(self.epoch_seconds, 1),
-        'run_seconds': round(self.run_seconds, 1),
-        'device_hours': round(self.device_hours, 2),
+        'step_seconds': {k: _rounded(v) for k, v in self.seconds.items()},
+        'epoch_seconds': _rounded(self.epoch_seconds),
+        'run_seconds': _rounded(self.run_seconds),
+        'device_hours': _rounded(self.device_hours),
       }
     if self.goodput is not None:
       result['goodput'] = dataclasses.asdict(self.goodput)
     return result | ({'why_not': self.why_not} if self.why_not else {})
+
+
+def _rounded(number) -> float:
+  """A number of six digits, of however small a run."""
+  return float(f'{number:.6g}')
 
 
 @dataclasses.dataclass(frozen=True)

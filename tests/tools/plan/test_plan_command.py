@@ -73,7 +73,7 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
     rate = p['images_per_second']
     assert rate == pytest.approx(p['batch'] / seconds, rel=1e-3)
     # 9,600 images an epoch, 90 epochs.
-    assert p['epoch_seconds'] == pytest.approx(9600 / rate, abs=0.06)
+    assert p['epoch_seconds'] == pytest.approx(9600 / rate, rel=1e-5)
     hours = p['devices'] * 90 * 9600 / rate / 3600
     assert p['device_hours'] == pytest.approx(hours, rel=0.15)
     assert p['fits'] and 0 < p['efficiency'] <= 1
@@ -311,6 +311,9 @@ def test_measured_device_predicts_more_of_it(capsys, monkeypatch, priors_only):
   assert first['fixed'] == pytest.approx(0.0072, abs=2e-6)
   assert first['compute'] == pytest.approx(0.0064, abs=2e-6)
   assert sum(served.values()) == pytest.approx(0.0136 + 0.001 + 0.002, abs=2e-6)
+  point = result['points'][0]
+  assert point['epoch_seconds'] == pytest.approx(1442 / 64 * 0.0136, rel=1e-5)
+  assert point['device_hours'] == pytest.approx(point['run_seconds'] / 3600, rel=1e-5)
   # XLA's settings are those of a run, which main.py makes first of all.
   assert [config.model.name for config in settings] == ['lenet']
   assert handled == [('parameter_server', 32)]
