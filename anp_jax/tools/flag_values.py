@@ -67,7 +67,7 @@ def check_pairs(
     if name in typed and (other in typed) == (word == 'without'):
       value = getattr(flags, name)
       value = value[0] if isinstance(value, list) else value
-      text = '' if value in ('', True) else f'={value}'
+      text = '' if value == '' or value is True else f'={value}'
       raise config_lib.ConfigError(f'--{name}{text}: expected {word} --{other}: {reason}')
 
 

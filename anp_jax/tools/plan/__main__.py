@@ -94,23 +94,23 @@ def _flags(arguments):
   add('--strategies', default='', help="such as sync,fsdp (default: config's)")
   scaling = f'{", ".join(sizes.SCALINGS)}: constant or growing batch; auto: constant as far as it'
   add('--scaling', default='auto', help=f'{scaling} divides (default: %(default)s)')
-  add('--images_per_device', type=int, default=0, help='batch size per device for weak scaling')
+  add('--images_per_device', type=int, help='batch size per device for weak scaling')
   rate = "images/s that a node's host decodes; measured: times the config's input here"
-  add('--input_rate', default='0', help=f'{rate} (default: by its cores)')
+  add('--input_rate', help=f'{rate} (default: by its cores)')
   add('--jitter', type=float, help="standard deviation of a step's time over its mean")
-  add('--examples', type=int, default=0, help='images per epoch')
-  add('--classes', type=int, default=0, help='number of classes of data that is absent')
+  add('--examples', type=int, help='images per epoch')
+  add('--classes', type=int, help='number of classes of data that is absent')
   add('--measure', action='store_true', help="time the config's steps on this device first")
   add('--measure_batches', default='', help='two batch sizes to measure: 32,128')
-  add('--target_hours', type=float, default=0, help='longest run in hours')
-  add('--budget_devices', type=int, default=0, help='largest number of devices')
-  add('--mtbf', type=float, default=0, help='mean hours between failures of a node')
-  repair = 'mean hours until a failed node is back; 0: never (default: %(default)g)'
-  add('--repair', type=float, default=1, help=repair)
+  add('--target_hours', type=float, help='longest run in hours')
+  add('--budget_devices', type=int, help='largest number of devices')
+  add('--mtbf', type=float, help='mean hours between failures of a node')
+  repair = 'mean hours until a failed node is back; 0: never (default: 1)'
+  add('--repair', type=float, help=repair)
   again = 'seconds from a noticed loss to the next step of'
   restart, elastic = f'{again} a requeued job', f'{again} the processes that are left'
-  add('--restart_seconds', type=float, default=180, help=f'{restart} (default: %(default)g)')
-  add('--elastic_seconds', type=float, default=10, help=f'{elastic} (default: %(default)g)')
+  add('--restart_seconds', type=float, help=f'{restart} (default: 180)')
+  add('--elastic_seconds', type=float, help=f'{elastic} (default: 10)')
   add('--out', default='', metavar='FILE.png', help='output figure')
   add('--check', action='store_true', help='comparison with published rates')
   add('--list', action='store_true', help='table of devices and links')

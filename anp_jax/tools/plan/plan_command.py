@@ -25,10 +25,10 @@ from anp_jax.tools.plan import (
   workload as workload_lib,
 )
 
-_NUMBERS = (
-  'images_per_device examples classes jitter target_hours budget_devices mtbf repair '
-  'restart_seconds elastic_seconds'
-).split()
+_ABOVE_0 = 'images_per_device examples classes target_hours budget_devices mtbf'.split()
+_FROM_0 = 'jitter repair restart_seconds elastic_seconds'.split()
+# What follows a failure, where no flag says it.
+_AFTER_FAILURES = {'repair': 1.0, 'restart_seconds': 180.0, 'elastic_seconds': 10.0}
 _FSDP, _MEASURED = 'fsdp', 'measured'
 _SERVERS = tuple(f'parameter_server:{mode}' for mode in ('async', 'rennala', 'synchronous'))
 # What a target is looked for with, where no flag says it.
@@ -58,7 +58,7 @@ def run(
   if flags.measure:
     configs = {n: compute_dtype.decide(c, '') for n, c in configs.items()}
   first = next(iter(configs.values()))
-  cost = workload_lib.count(first, flags.examples, flags.classes)
+  cost = workload_lib.count(first, flags.examples or 0, flags.classes or 0)
   request, input_speed = _request(flags, first)
   machines = machines_lib.from_flags(known_tables, flags, configs, cost)
   plans = {}
@@ -144,6 +144,9 @@ def _complete(flags):
       import jax  # opens the device, which is about to be timed
 
       flags.devices_per_node = jax.local_device_count()
+  for name, value in _AFTER_FAILURES.items():
+    if getattr(flags, name) is None:
+      setattr(flags, name, value)
   flags.nodes = flags.nodes or '1'
   if flags.devices_per_node is None:
     flags.devices_per_node = 8
@@ -154,29 +157,31 @@ def _check_values(flags):
   for name, choices in (('scaling', sizes.SCALINGS), ('software', published_rates.SOFTWARE)):
     value = getattr(flags, name)
     errors.check_choice(f'--{name}={value!r}', value, choices)
-  for name in _NUMBERS:
-    value = getattr(flags, name)
-    if value is not None and not 0 <= value < math.inf:
-      raise config_lib.ConfigError(f'--{name}={value}: expected a number from 0')
-  for name in ('mtbf', 'repair'):  # in floats, times beyond these have no rates
-    value = getattr(flags, name)
+  for name in (*_ABOVE_0, *_FROM_0):
+    value, word = getattr(flags, name), 'from' if name in _FROM_0 else 'above'
+    if value is not None and not (0 < value < math.inf or value == 0 and word == 'from'):
+      raise config_lib.ConfigError(f'--{name}={value}: expected a number {word} 0')
+  for name, word in (('mtbf', ''), ('repair', '0, or ')):
+    value = getattr(flags, name)  # in floats, times beyond these have no rates
     if value and not 1e-6 <= value <= 1e9:
-      raise config_lib.ConfigError(f'--{name}={value}: expected 0, or hours from 1e-6 to 1e9')
+      raise config_lib.ConfigError(f'--{name}={value}: expected {word}hours from 1e-6 to 1e9')
   if flags.devices_per_node < 1:
     raise config_lib.ConfigError(
       f'--devices_per_node={flags.devices_per_node}: expected a whole number from 1'
     )
   if flags.out:
     outputs.check_file('--out', flags.out, ('.png',))
-  if flags.input_rate != _MEASURED and not re.fullmatch(r'\d+(\.\d*)?', flags.input_rate):
+  rate = flags.input_rate
+  is_number = rate and re.fullmatch(r'\d+(\.\d*)?', rate) and float(rate) > 0
+  if rate not in (None, _MEASURED) and not is_number:
     raise config_lib.ConfigError(
-      f'--input_rate={flags.input_rate!r}: expected {_MEASURED}, or images/s of a node'
+      f'--input_rate={rate!r}: expected {_MEASURED}, or images/s of a node, above 0'
     )
 
 
 def _request(flags, config) -> tuple[points_lib.Request, str]:
   """What the flags ask for, and how fast a node's input is, for people."""
-  request = points_lib.Request(flags.scaling, flags.images_per_device)
+  request = points_lib.Request(flags.scaling, flags.images_per_device or 0)
   if flags.input_rate == _MEASURED:
     source = sources.open_source(config, training=True)
     if not source.has_images:
@@ -186,7 +191,8 @@ def _request(flags, config) -> tuple[points_lib.Request, str]:
     cost = input_cost.measure(config, source)
     request = dataclasses.replace(request, image_seconds=sum(cost))
     return request, f'{cost.text()}, of {source.name}'
-  if rate := float(flags.input_rate):
+  if flags.input_rate:
+    rate = float(flags.input_rate)
     return dataclasses.replace(request, input_rate=rate), f'{rate:,g} images/s a node'
   text = f'{1e3 * points_lib.input_seconds(config):.3g} ms of a core an image'
   return request, f'{text}, assumed: --input_rate={_MEASURED} times yours'
@@ -197,7 +203,7 @@ def _complete_target(flags):
   for name in ('target_hours', 'budget_devices'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(
-        f'--{name} is missing, or 0: a target has hours and a budget of '
+        f'--{name} is missing: a target has hours and a budget of '
         'devices, such as --target_hours=2 --budget_devices=256'
       )
   if flags.budget_devices < flags.devices_per_node:

@@ -133,9 +133,9 @@ def test_flags_of_what_follows_a_loss(capsys, priors_only):
 @pytest.mark.parametrize(
   'arguments, words',
   [
-    (['--mtbf=-1'], '--mtbf=-1.0: expected a number from 0'),
-    (['--mtbf=nan'], '--mtbf=nan: expected a number from 0'),
-    (['--mtbf=1e300'], '--mtbf=1e+300: expected 0, or hours from 1e-6 to 1e9'),
+    (['--mtbf=-1'], '--mtbf=-1.0: expected a number above 0'),
+    (['--mtbf=nan'], '--mtbf=nan: expected a number above 0'),
+    (['--mtbf=1e300'], '--mtbf=1e+300: expected hours from 1e-6 to 1e9'),
     (['--repair=1e-9'], '--repair=1e-09: expected 0, or hours from 1e-6 to 1e9'),
     (['--restart_seconds=inf'], '--restart_seconds=inf: expected a number from 0'),
     (['--elastic_seconds=-3'], '--elastic_seconds=-3.0: expected a number from 0'),
