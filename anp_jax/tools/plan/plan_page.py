@@ -61,7 +61,19 @@ def lines(plans: Mapping[str, Sequence[points_lib.Point]]) -> str:
     missing = [f'{p.cluster.nodes}' for p in points if p.runs and not p.interval]
     if missing:
       notes.append(f'{name}: {intervals.NONE} on {", ".join(missing)} nodes, so no interval')
+  notes[:0] = _caution(itertools.chain.from_iterable(plans.values()))
   return report_kit.plain([report_kit.Table(rows), '\n'.join(notes)])
+
+
+def _caution(points) -> list[str]:
+  """A line if the largest batch of the points is larger than an epoch."""
+  largest = max(points, key=lambda p: p.batch)
+  if not largest.repeats:
+    return []
+  return [
+    f'caution  a batch of {largest.batch:,.0f} images is drawn from {largest.epoch_images:,}: '
+    'images repeat within it; expected at most as many, or --examples=N of your data'
+  ]
 
 
 def _row(point) -> tuple[str, ...]:
@@ -75,7 +87,8 @@ def _gigabytes(memory) -> str:
 def _summary(name, points) -> str:
   last, reason = points_lib.last_that_pays(points)
   if last is None:
-    return f'{name}: runs on none of these sizes'
+    word, end = ('pays', f'; {reason} binds') if reason else ('runs', '')
+    return f'{name}: {word} on none of these sizes{end}'
   plural = 's' if last.cluster.nodes > 1 else ''
   where = f'{last.cluster.nodes} node{plural} ({last.cluster.size:,} devices)'
   if not reason:
@@ -108,7 +121,8 @@ def _share(share):
 def ranking(ranked: Sequence[points_lib.Point], most: int = 12) -> str:
   """Returns a table of the points of a target, the cheapest first."""
   rows = [(f'{i}', *_row(point)) for i, point in enumerate(ranked[:most], 1)]
-  return report_kit.Table([('rank', *_COLUMNS), *rows], 'rlr').plain()
+  table = report_kit.Table([('rank', *_COLUMNS), *rows], 'rlr')
+  return report_kit.plain([table, *_caution(ranked[:most])])
 
 
 def draw(

@@ -26,6 +26,7 @@ LOSSES = {
   'input': 'input: the host decodes too few images',
   'compute': 'computing: what is not divided',
 }
+_REPEATS = 'data: an epoch has fewer images than a batch'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,16 @@ class Point:
   def batch(self) -> float:
     """Images per step of all devices."""
     return round(self.rate * sum(self.seconds.values()), 6)
+
+  @property
+  def epoch_images(self) -> int:
+    """Images of an epoch."""
+    return round(self.rate * self.epoch_seconds)
+
+  @property
+  def repeats(self) -> bool:
+    """Whether images repeat within a batch, which is larger than an epoch."""
+    return self.memory is not None and self.batch > self.epoch_images
 
   @property
   def device_hours(self) -> float:
@@ -219,17 +230,17 @@ def last_that_pays(points: Sequence[Point]) -> tuple[Point | None, str]:
     points: points of one strategy, the smallest first.
 
   Returns:
-    The point, and what costs the next one most of its lost time; '' if all pay. (None, '') if
-    none runs.
+    The point, and what costs the next one most of its lost time, or that its batch is larger
+    than an epoch; '' if all pay. Without a point if none runs or pays.
   """
   running = [p for p in points if p.runs]
-  if not running:
-    return None, ''
-  for before, after in zip(running, running[1:]):
+  paying = [p for p in running if not p.repeats]
+  for before, after in zip(paying, paying[1:]):
     more = after.cluster.size / before.cluster.size - 1
     if more > 0 and after.rate / before.rate - 1 < _PAYS * more:
       return before, LOSSES[binding(before, after)]
-  return running[-1], ''
+  last = paying[-1] if paying else None
+  return last, _REPEATS if running and last is not running[-1] else ''
 
 
 def binding(before: Point, after: Point) -> str:

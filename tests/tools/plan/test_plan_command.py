@@ -80,6 +80,10 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
   # The batch of 1,024 divides into groups of 32 on up to 32 devices.
   batches = [p['batch'] for p in points]
   assert batches[:4] == [1024, 1024, 1024, 2048] and batches[-1] == 32 * 4096
+  # A batch of 16,384 is more than an epoch.
+  assert any(
+    line.startswith('sync: pays up to 32 nodes (256 devices); then data') for line in lines
+  )
   png = (tmp_path / 'plan.png').read_bytes()
   assert png.startswith(b'\x89PNG') and len(png) < 200e3
 
@@ -206,6 +210,23 @@ def test_target_ranks_by_device_hours(capsys, priors_only):
   assert 'no way reaches 0.0001 h' in capsys.readouterr().out
   _, result = _plan(capsys, *flags, '--target_hours=2', '--nodes=1,3', '--scaling=weak')
   assert {p['nodes'] for p in result['points']} == {1, 3}
+
+
+_ONE = 'pays up to 1 node (2 devices); then data: an epoch has fewer images than a batch binds'
+_NONE = 'pays on none of these sizes; data: an epoch has fewer images than a batch binds'
+
+
+@pytest.mark.parametrize('examples, note', [(128, ''), (127, _ONE), (64, _ONE), (63, _NONE)])
+def test_a_batch_beyond_an_epoch_is_named_and_does_not_pay(capsys, priors_only, examples, note):
+  """Two devices compute 64 images, and four 128."""
+  flags = ['--nodes=1,2', '--devices_per_node=2', '--images_per_device=32', '--classes=10']
+  flags += [f'--config={_LENET}', *_DEVICE, f'--examples={examples}', '--strategies=sync']
+  caution = f'caution  a batch of 128 images is drawn from {examples}: '
+  lines, _ = _plan(capsys, *flags)
+  assert any(line.startswith(caution) for line in lines) == bool(note)
+  assert (f'sync: {note}' in lines) == bool(note)
+  lines, _ = _plan(capsys, *flags, '--target_hours=9', '--budget_devices=4')
+  assert any(line.startswith(caution) for line in lines) == bool(note)
 
 
 def test_a_link_that_a_torus_does_not_use_is_named(capsys, priors_only):
