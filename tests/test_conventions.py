@@ -50,11 +50,11 @@ _BUDGET = {
   'anp_jax/reporting': 2_215,
   'anp_jax/runtimes': 5_480,
   'anp_jax/system': 2_470,
-  'anp_jax/tools': 5_820,
+  'anp_jax/tools': 5_845,
   'anp_jax/training': 1_145,
   'core': 30_515,
   'scripts': 2_500,
-  'tests': 38_650,
+  'tests': 38_700,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -29,6 +29,6 @@ def test_each_strategy_is_given_the_keys_that_it_has(tmp_path):
   common = {'seed', 'strategy.name'}
   assert shares == {
     'sync': common,
-    'local_sgd': common | {'strategy.period'},
+    'local_sgd': common | {'strategy.period', 'strategy.groups'},
     'parameter_server': common | {'strategy.in_flight'},
   }
