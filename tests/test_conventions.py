@@ -48,13 +48,13 @@ _BUDGET = {
   'anp_jax/parallel': 1_545,
   'anp_jax/predict': 590,
   'anp_jax/reporting': 2_215,
-  'anp_jax/runtimes': 5_480,
+  'anp_jax/runtimes': 5_485,
   'anp_jax/system': 2_470,
-  'anp_jax/tools': 5_845,
+  'anp_jax/tools': 5_850,
   'anp_jax/training': 1_145,
-  'core': 30_515,
+  'core': 30_520,
   'scripts': 2_500,
-  'tests': 38_700,
+  'tests': 38_715,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -13,6 +13,7 @@ from anp_jax import config as config_lib, experiment, train
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
 from anp_jax.data import sources
+from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import telemetry
 from anp_jax.training import optimizer
 from tests import builders, image_sources, user_source, user_training
@@ -264,6 +265,20 @@ def test_a_part_that_does_not_fit_is_refused_before_a_step(monkeypatch, key, par
   config = command_line.load('configs/resnet_anp.py:tiny', keys)
   line = builders.assert_refused(pattern, lambda: experiment.open(config).program)
   assert line.startswith(f"config.{key}='{_MINE}': ")
+
+
+def test_a_network_may_name_the_axis_of_the_devices(monkeypatch):
+  class Mine(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, images, train):
+      x = nn.BatchNorm(not train, axis_name=mesh_lib.DATA)(images.mean((1, 2)))
+      return nn.Dense(self.num_classes)(x)
+
+  monkeypatch.setattr(user_source, 'Mine', Mine, raising=False)
+  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | {'model.name': _MINE})
+  assert experiment.open(config).program
 
 
 def test_a_network_without_parameters_is_refused(monkeypatch):

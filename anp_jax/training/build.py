@@ -142,19 +142,20 @@ def _check_own(config, model, optimizer, outputs):
     # Three groups: a network that fits one size alone is told by no other.
     count = 3 * (config.model.norm_group or 1)
     images = jax.ShapeDtypeStruct((count, *config_lib.example(config)[0]), config.model.dtype)
-    alone = model.clone(axis_name=None) if getattr(model, 'axis_name', None) else model
 
     def traced(images):
       key = jax.random.key(0)
-      result, variables = alone.init_with_output(key, images, False)
+      result, variables = model.init_with_output(key, images, False)
       mutable = [name for name in variables if name != 'params']
       examples = {example_randomness.EXAMPLE: {'row': jnp.arange(count)}}
       keys = dict.fromkeys(('dropout', example_randomness.EXAMPLE), key)
-      trained, _ = alone.apply(variables | examples, images, True, mutable=mutable, rngs=keys)
+      trained, _ = model.apply(variables | examples, images, True, mutable=mutable, rngs=keys)
       return (result, trained), variables
 
     arguments = 'model.name', config.model.name
-    results, variables = trust.called(*arguments, jax.eval_shape, traced, images)
+    # A network may take means over the devices.
+    on_mesh = jax.vmap(traced, None, None, axis_name=mesh_lib.DATA, axis_size=1)
+    results, variables = trust.called(*arguments, jax.eval_shape, on_mesh, images)
     words = f'a network that returns (batch, {outputs}) numbers'
     for result in results:
       errors.check(getattr(result, 'shape', None) == (count, outputs), *arguments, words)

@@ -109,7 +109,7 @@ def test_an_interrupted_run_goes_on(tmp_path, config, monkeypatch, source):
 
 def test_a_batch_that_does_not_divide_into_the_parts_is_refused(tmp_path, config):
   keys = {'strategy.mode': 'rennala', 'strategy.parts': 3}
-  text = 'batch_size=32 does not divide by the 3 parts that an update is made of'
+  text = '=32 does not divide by the 3 parts that an update is made of; config.strategy.parts'
   config = _simulated(config, 4, batch_size=32, **keys)
   builders.assert_refused([text], _run, config, tmp_path)
 

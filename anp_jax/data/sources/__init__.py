@@ -53,7 +53,8 @@ def open_source(config: ml_collections.ConfigDict, training: bool) -> Source:
   source = open_split(config, split, other_split)
   if not len(source):
     raise config_lib.ConfigError(f'{source.name} has no examples')
-  if d.pairs == 'auto':
+  # Trees and lists refuse that where they name the place; published sets are as they are.
+  if d.pairs == 'auto' and d.source.startswith(('arrays', data_keys.FEATURES, 'hf:')):
     vocabulary.refuse_mixed(source.vocabulary.names, f'{source.name}: class ')
   source = cache.wrap(source, config)  # here: runs on different parts of a split share it
   for pair in vocabulary.look_alikes(source.vocabulary.names):

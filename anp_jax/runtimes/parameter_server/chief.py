@@ -101,7 +101,6 @@ class Chief:
     assert session is not None  # `open` was called
     store, scheduler = session.store, session.scheduler
     saved = applied = store.version
-    recorder.telemetry.start_timing(saved)
     with recorder.telemetry.paused('compiling'):  # until the first update
       while store.version == saved < scheduler.limit and not (
         store.error or session.failed or self._processes.vote() or (job and job.done())

@@ -156,9 +156,10 @@ def check_batch(config: ml_collections.ConfigDict, data_shards: int) -> None:
     ConfigError: naming the batch size.
   """
   if config.batch_size % data_shards:
+    hint = '; config.strategy.parts sets their number' * (config.strategy.mode == 'rennala')
     raise config_lib.ConfigError(
       f'config.batch_size={config.batch_size} does not divide by the '
-      f'{data_shards} parts that an update is made of'
+      f'{data_shards} parts that an update is made of{hint}'
     )
 
 

@@ -91,6 +91,11 @@ class Study:
     """The keys that the study and the cell set, as far as its strategy has them."""
     return set(self._applying(cell))
 
+  def defaults(self, cell: grid.Cell) -> dict[str, str]:
+    """The overrides of a cell that the study's replace, and a recipe's of the same strategy."""
+    is_own = _recipe(self.spec).strategy.name == cell.strategy and not cell.simulated
+    return {} if is_own else cell.defaults
+
   def _overrides(self, cell):
     """The overrides of a cell, with the batch size of weak scaling."""
     overrides = self._applying(cell)
@@ -101,15 +106,20 @@ class Study:
   def _applying(self, cell):
     """The overrides of the study and the cell that the cell's strategy has."""
     mesh = _mesh(self.spec, cell.strategy)
-    overrides = mesh | cell.defaults | self.overrides | cell.overrides
+    overrides = mesh | self.defaults(cell) | self.overrides | cell.overrides
     return command_line.applying(self.spec, overrides)
 
 
 @functools.cache
+def _recipe(spec):
+  """The config of a recipe, which is Python that runs."""
+  return command_line.recipe(spec)
+
+
 def _mesh(spec, strategy):
   """The mesh that a strategy needs, where the recipe's strategy has another."""
   planned = strategy_lib.by_name(strategy).planned_mesh
-  recipe = strategy_lib.find(command_line.recipe(spec))
+  recipe = strategy_lib.find(_recipe(spec))
   return {} if planned == recipe.planned_mesh else planned
 
 

@@ -158,7 +158,7 @@ def run(
 
 def candidates(study: study_runner.Study, cell: grid.Cell, plan: Plan) -> list[axes.Varied]:
   """Returns the values that a cell tries; one without keys if it has none."""
-  overrides = cell.defaults | study.overrides | cell.overrides
+  overrides = study.defaults(cell) | study.overrides | cell.overrides
   return axes.combinations(study.spec, overrides, plan.axes)
 
 

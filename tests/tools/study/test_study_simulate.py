@@ -69,6 +69,15 @@ def test_groups_of_real_devices(nodes, devices, groups):
   assert study.config(cell).strategy.groups == groups
 
 
+def test_groups_of_a_recipe_stay(tmp_path):
+  recipe = tmp_path / 'recipe.py'
+  lines = 'from anp_jax.config import base', 'def get_config(variant=""):', ' c = base()'
+  more = ' c.strategy.name, c.strategy.groups = "local_sgd", 8', ' return c'
+  recipe.write_text('\n'.join((*lines, *more)))
+  study = study_runner.Study(str(recipe), {}, '')
+  assert study.config(grid.Cell('local_sgd', 2, 1, 0)).strategy.groups == 8
+
+
 def test_runs_at_once_have_a_core_each():
   study = _study()
   cells = [grid.Cell('parameter_server', 16, 1, 0, simulated=True)]
