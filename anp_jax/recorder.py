@@ -179,11 +179,9 @@ class Recorder:
     if self.simulation:
       telemetry.simulate(self.simulation.values)
       lines = [*lines, f'workers  {self.simulation.describe()}']
-    if self._processes.generation.number and telemetry_lib.of_kind(
-      self.workdir, metric_lines.START
-    ):
+    starts = telemetry_lib.of_kind(self.workdir, metric_lines.START)
+    if self._processes.generation.number and starts:
       return  # a run that goes on in place has said all that before
-    before = telemetry_lib.of_kind(self.workdir, metric_lines.START)[-1:]
     self._log_header(lines)
     if self.is_finished:
       telemetry.log(
@@ -195,9 +193,9 @@ class Recorder:
     if self.start_step:
       telemetry.log(f'continuing from step {self.start_step} of {self.total_steps}')
       count = len(self._evaluation)
-      for images in (line.get('validation_images', count) for line in before):
-        if images != count:
-          telemetry.log(f'caution  scores are of {count:,} images from here on, {images:,} before')
+      before = starts[-1].get('validation_images', count) if starts else count
+      if before != count:
+        telemetry.log(f'caution  scores are of {count:,} images from here on, {before:,} before')
 
   def report_restart(self) -> None:
     """Says how a run goes on in place, once its first step has been computed."""

@@ -54,7 +54,7 @@ _BUDGET = {
   'anp_jax/training': 1_145,
   'core': 30_520,
   'scripts': 2_500,
-  'tests': 38_715,
+  'tests': 38_720,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

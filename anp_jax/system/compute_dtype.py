@@ -23,9 +23,8 @@ def decide(
   Raises:
     ConfigError: for float64 where JAX would compute in float32 instead.
   """
-  for key in ('model.dtype', 'model.param_dtype', 'strategy.reduce_dtype'):
-    value = config_lib.flat(config).get(key)
-    if value == 'float64':
+  for key, value in config_lib.flat(config).items():
+    if key.endswith('dtype') and value == 'float64':
       import jax
 
       words = 'the environment variable JAX_ENABLE_X64=1 with it'

@@ -183,6 +183,12 @@ def test_features_of_a_prepared_set_are_not_imported(spelling, key, foreign_run,
   assert not foreign_run[1].exists()
 
 
+def test_only_what_is_needed_asks_for_trust():
+  saved = {'data.source': 'payload.of_theirs:Data', 'model.name': 'lenet'}
+  assert trust.from_file(saved, 'c', ('model.name',)) == saved
+  builders.assert_refused('c: data.source=.*--trust', trust.from_file, saved, 'c')
+
+
 def test_a_class_in_the_working_directory(tmp_path, monkeypatch):
   """The installed commands start with their own folder on the path, not with this one."""
   (tmp_path / 'my_module_here.py').write_text('def rate(done):\n  return 1 - done\n')

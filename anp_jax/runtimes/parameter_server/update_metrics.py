@@ -24,7 +24,6 @@ class UpdateMetrics:
     self._damage = delayed_metrics.DamageCounter(
       setup.config, setup.source.name, setup.config.batch_size
     )
-    self._has_begun = False
     self._waited = self._bytes = 0.0
     self._staleness: list[int] = []  # of the gradients since the last line
 
@@ -49,9 +48,8 @@ class UpdateMetrics:
     every = spec.steps(spec.config.log.every)
     while applied:
       self._update_time, version, contributions = applied.popleft()
-      if not self._has_begun:  # the time until the first update is that of compiling
+      if version == telemetry.start_step:  # until the first update, workers compile
         telemetry.start_timing(version + 1)
-        self._has_begun = True
       self._add(version, contributions)
       if (version + 1) % every == 0 or version + 1 == spec.total_steps:
         values = self._means(version, contributions)

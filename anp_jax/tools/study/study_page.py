@@ -1,6 +1,5 @@
 """The page of a study: its tables and figures, in its folder."""
 
-import contextlib
 import dataclasses
 import os
 
@@ -69,12 +68,13 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
     notes += tune.notes(outcome.plan, outcome.contests)
   tables = _tables(points, outcome, target)
   figures = []
-  for name in ('speed', 'accuracy', 'staleness', 'ring'):  # of a study that was here before
-    with contextlib.suppress(FileNotFoundError):
-      os.remove(os.path.join(folder, f'{name}.png'))
   for name, figure in _figures(points, outcome, target).items():
-    plots.save(figure, os.path.join(folder, f'{name}.png'))
-    figures.append(report_kit.Figure(name, f'{name}.png'))
+    path = os.path.join(folder, f'{name}.png')
+    if figure:
+      plots.save(figure, path)
+      figures.append(report_kit.Figure(name, f'{name}.png'))
+    elif os.path.exists(path):  # of a study that was here before
+      os.remove(path)
   report_kit.write(
     os.path.join(folder, PAGE),
     title,
@@ -107,17 +107,18 @@ def _tables(points, outcome, target):
 
 
 def _figures(points, outcome, target):
-  """The figures of a study that have something to show, by name."""
+  """The figures of a study by name; None for one that has nothing to show."""
+  figures = dict.fromkeys(('speed', 'accuracy', 'staleness', 'ring'))
   if not outcome.runs:
-    return {}
-  figures = {
-    'speed': None if outcome.simulation else plots.speed(points),
-    'accuracy': None if outcome.emulation else plots.accuracy(points, target),
-    'staleness': plots.staleness(points),
-  }
+    return figures
+  if not outcome.simulation:
+    figures['speed'] = plots.speed(points)
+  if not outcome.emulation:
+    figures['accuracy'] = plots.accuracy(points, target)
+  figures['staleness'] = plots.staleness(points)
   # The ring itself, where there is one, rather than the baseline `independent`.
   rings = {c.label: run.ring for c, run in outcome.runs.items() if run.ring}
   if rings:
     ring = rings.get('model_ring') or next(iter(rings.values()))
     figures['ring'] = plots.gantt(ring.work, [text or 'as the config' for text in ring.models])
-  return {name: figure for name, figure in figures.items() if figure}
+  return figures

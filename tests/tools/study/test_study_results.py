@@ -187,6 +187,9 @@ def test_figures_hold_the_series(tmp_path):
   np.testing.assert_allclose(rates['sync'], [[1, 100.5], [2, 200.5], [4, 400.5]], rtol=1e-12)
   np.testing.assert_allclose(within['sync'], [[1, 1], [2, (2 + 201 / 101) / 2]], rtol=1e-12)
   np.testing.assert_allclose(across['sync'], [[1, 1], [2, (2 + 401 / 201) / 2]], rtol=1e-12)
+  # Rates 200 and 201: half of the difference times Student's 12.7062.
+  bar = speed.axes[0].containers[0].lines[2][0].get_segments()[1]
+  np.testing.assert_allclose(bar[:, 1], 200.5 + 6.3531 * np.array([-1, 1]), rtol=1e-6)
   for curves in (within, across):
     np.testing.assert_array_equal(curves['ideal'], [[1, 1], [2, 2]])
   accuracy = plots.accuracy(points, 0.3)
