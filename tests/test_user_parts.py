@@ -9,14 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from anp_jax import config as config_lib, experiment, train
+from anp_jax import config as config_lib, experiment, models, train
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
 from anp_jax.data import sources
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import telemetry
 from anp_jax.training import optimizer
-from tests import builders, image_sources, user_source, user_training
+from tests import builders, image_sources, user_network, user_source, user_training
 
 _KEYS = {
   'data.source': 'tests.user_source:Circles',
@@ -122,7 +122,7 @@ def no_updates(rate):
   [
     (
       {'optimizer.name': 'optax:adamw', 'optimizer.arguments': (('weight_decay', 0.1),)},
-      ["arguments=(('weight_decay', 0.1),): expected none of ", 'optimizer.weight_decay'],
+      ["optimizer.arguments=(('weight_decay', 0.1),): expected none of weight_decay, "],
     ),
     ({'optimizer.name': f'{__name__}:no_updates'}, 'expected a function that returns an optax.'),
   ],
@@ -130,6 +130,29 @@ def no_updates(rate):
 def test_an_optimizer_that_does_not_suit_is_refused(changes, words):
   config = config_lib.replaced(builders.config(), changes)
   builders.assert_refused(words, optimizer.create, config, 8, 80, 100)
+
+
+def _created(pairs):
+  keys = {'model.name': 'tests.user_network:SmallNet', 'model.arguments': pairs}
+  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS | keys)
+  return models.create(config, 2, 'cpu')
+
+
+def test_arguments_of_an_own_network():
+  network = _created("(('norm', False), ('drop', 0.25))")
+  assert network == user_network.SmallNet(2, 'float32', 'float32', drop=0.25, norm=False)
+
+
+@pytest.mark.parametrize(
+  'pairs, words',
+  [
+    ("(('dtype', 'bfloat16'),)", ['model.arguments', 'expected none of num_classes, dtype, ']),
+    ("(('depth', 3),)", ['model.name', "unexpected keyword argument 'depth'"]),
+    ("(('depth', 3, 4),)", ['model.arguments', 'expected pairs such as']),
+  ],
+)
+def test_arguments_that_an_own_network_cannot_take_are_refused(pairs, words):
+  builders.assert_refused(words, _created, pairs)
 
 
 @pytest.mark.parametrize(

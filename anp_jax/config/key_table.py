@@ -93,6 +93,12 @@ _MODEL = {
     ADDRESS,
     CLASS,
   ),
+  'arguments': Key(
+    (),
+    "further arguments of a class of yours, (name, value) pairs such as (('depth', 3),)",
+    check=rules.check_arguments,
+    only_if=('model.name', ('*:*',)),
+  ),
   'head': text(
     'joint',
     'classifier head: how outputs score pairs; see training/heads.py',

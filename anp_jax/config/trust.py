@@ -126,7 +126,9 @@ def imported(key: str, name: str) -> Callable:
   return result
 
 
-def made(key: str, name: str, kind: type, arguments: dict, required: str = '') -> Any:
+def made(
+  key: str, name: str, kind: type, arguments: dict, required: str = '', more: dict | None = None
+) -> Any:
   """Creates an object of a user's class with those arguments that the class takes.
 
   For errors see `imported` and `called`.
@@ -137,6 +139,7 @@ def made(key: str, name: str, kind: type, arguments: dict, required: str = '') -
     kind: required base class.
     arguments: keyword arguments.
     required: one of them that the class must take; '': none.
+    more: keyword arguments that the class must take.
   """
   cls = imported(key, name)
   # Not issubclass: of a protocol's it asks for methods, of some it refuses.
@@ -145,7 +148,7 @@ def made(key: str, name: str, kind: type, arguments: dict, required: str = '') -
   errors.check(is_kind, key, name, words)
   takes_required = not required or accepted(cls, {required: None})
   errors.check(takes_required, key, name, f'a class with an argument {required!r}')
-  return called(key, name, cls, **accepted(cls, arguments))
+  return called(key, name, cls, **accepted(cls, arguments), **(more or {}))
 
 
 def called(key: str, name: str, function: Callable, /, *arguments: Any, **keywords: Any) -> Any:
@@ -165,6 +168,12 @@ def called(key: str, name: str, function: Callable, /, *arguments: Any, **keywor
     return function(*arguments, **keywords)
   except Exception as e:
     raise errors.ConfigError(f'config.{key}={name!r}: {_line(e)}') from e
+
+
+def check_own(key: str, pairs: tuple, given: Collection[str]) -> None:
+  """Refuses (name, value) pairs of arguments that the run gives itself."""
+  words = f'none of {", ".join(given)}, which the run gives'
+  errors.check(not dict(pairs).keys() & set(given), key, pairs, words)
 
 
 def accepted(function: Callable, arguments: dict) -> dict:

@@ -67,7 +67,7 @@ def create(
   with (images, train) that returns (batch, num_classes) numbers, which
   config.model.head reads: with joint the classes' logits. It is made with
   `num_classes=` and, where it has such fields, `dtype=`, `param_dtype=`,
-  `platform=` and `axis_name=`.
+  `platform=` and `axis_name=`, and with config.model.arguments.
 
   Args:
     config: the run's config.
@@ -101,7 +101,8 @@ def _network(config, num_classes, platform, axis_name):
   if ':' in m.name:
     from flax import linen as nn
 
-    return trust.made('model.name', m.name, nn.Module, common, required='num_classes')
+    trust.check_own('model.arguments', m.arguments, common)
+    return trust.made('model.name', m.name, nn.Module, common, 'num_classes', dict(m.arguments))
   from anp_jax.models import airbench, convnets, convnext, efficientnet, linear, resnet
 
   if not has_batch_norm(config):

@@ -199,8 +199,7 @@ def _optimizer(o, rate) -> optax.GradientTransformation:
     arguments = {name: o[name] for name in entry.defaults} | dict(entry.constants)
   else:
     arguments = dict(o.arguments)
-    words = f'none of {", ".join(settings)}, which the run gives (optimizer.weight_decay)'
-    errors.check(not settings.keys() & arguments.keys(), 'optimizer.arguments', o.arguments, words)
+    trust.check_own('optimizer.arguments', o.arguments, settings)
   arguments |= settings
   result = trust.called('optimizer.name', o.name, function, rate, **arguments)
   good = isinstance(result, optax.GradientTransformation)

@@ -102,6 +102,7 @@ def _configs():
     {'model.name': 'two_convolutions'},
     {'model.name': 'convnext_tiny'},
     {'model.name': 'efficientnet_b0'},
+    {'model.name': 'package.module:Net'},
     {'model.head': 'multitask'},
     {'model.head': 'bilinear'},
     {'data.source': 'features:x.npz'},
