@@ -61,21 +61,16 @@ def objective(trial: optuna.Trial, folder: str, flags: list[str]) -> float:
 @exits.with_status()
 def main(argv: list[str]) -> int:
   """Prints the best trial as a line of JSON; 1 if none came to its end, 2 if one cannot run."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
   parser.add_argument('--workdir', required=True)
   parser.add_argument('--trials', type=int, default=20)
   arguments, flags = parser.parse_known_args(argv[1:])
   folder = arguments.workdir
   os.makedirs(folder, exist_ok=True)
-  study = optuna.create_study(
-    storage=f'sqlite:///{os.path.join(folder, "study.db")}',
-    study_name='search',
-    load_if_exists=True,
-    direction='maximize',
-    pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
-  )
+  options = {'study_name': 'search', 'load_if_exists': True, 'direction': 'maximize'}
+  storage = f'sqlite:///{folder}/study.db'
+  pruner = optuna.pruners.MedianPruner(n_startup_trials=3)
+  study = optuna.create_study(storage=storage, pruner=pruner, **options)
   study.optimize(lambda trial: objective(trial, folder, flags), arguments.trials)
   if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
     print(f'error: no trial came to its end, see {folder}', file=sys.stderr)

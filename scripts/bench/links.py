@@ -58,10 +58,6 @@ def _interfaces():
     return sent(f.read())
 
 
-def _ring(size, count):
-  return 2 * (count - 1) / count * size
-
-
 def _load(flags, strategy, processes):
   # As many as invariant needs, with whole groups of images in each.
   shards = max(2, processes)
@@ -115,7 +111,7 @@ def _measure(flags, strategy, processes, count):
   moved = processes.gather(_interfaces() - before)
   params = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(program.abstract_state.params))
   return {
-    'bound': _ring(params // groups, count) / 1e6,
+    'bound': 2 * (count - 1) / count * (params // groups) / 1e6,
     'program': sent_bytes,
     'interface': max(moved) / steps / 1e6,
     'seconds': max(processes.gather(seconds)) / steps,

@@ -14,8 +14,8 @@ the ratio of their rates is given. With --figure, two are lost, and one comes ba
 
 With --goodput, processes are lost and come back at exponential times for so many seconds,
 and the share of the undisturbed speed that was kept stands next to what the planner's
-model expects of these times and of the run's own pauses. The times are stratified samples:
-their sums do not vary. The interval is that of the mean of 20 parts of the run. EMULATED are
+model expects of the run's own pauses, and to its arithmetic with the times that were drawn,
+in each of 20 parts. The times are stratified samples: their sums do not vary. EMULATED are
 --config.emulate.enabled=True --config.emulate.image_seconds=0.01
 --config.emulate.step_seconds=0 --config.emulate.megabytes=1.
 """
@@ -171,14 +171,11 @@ def main():
   }
   arguments = [f'--config={flags.config}', *command_line.typed(keys), *more]
   with tempfile.TemporaryDirectory() as folder:
-    if flags.figure:
+    if flags.figure or flags.goodput:
+      arguments += ['--config.cluster.mirror_every=1'] * bool(flags.goodput)
       with contextlib.closing(Run(folder, flags.processes, *arguments)) as run:
-        _draw(run, flags.figure, _batch_size(more))
-      return
-    if flags.goodput:
-      arguments.append('--config.cluster.mirror_every=1')
-      with contextlib.closing(Run(folder, flags.processes, *arguments)) as run:
-        _goodput(run, flags, _batch_size(more))
+        batch = int(command_line.split_overrides(more)[0].get('batch_size', _BATCH))
+        (_goodput if flags.goodput else _draw)(run, flags, batch)
       return
     seconds = _rounds(folder, arguments, flags) if flags.rounds else {}
     rows = [('event', 'seconds without a new step')]
@@ -215,10 +212,6 @@ def _costs(folder, arguments, flags):
   return [off / auto for auto, off in zip(rates['auto'], rates['off'], strict=True)]
 
 
-def _batch_size(typed):
-  return int(command_line.split_overrides(typed)[0].get('batch_size', _BATCH))
-
-
 def _exponential(mean, count, chance):
   """A stratified sample of exponential times, in random order."""
   times = [-math.log(1 - (i + 0.5) / count) for i in range(count)]
@@ -228,18 +221,55 @@ def _exponential(mean, count, chance):
 
 def _goodput(run, flags, batch):
   """Compares the speed that a run keeps with the planner's model of its losses."""
-  run.watch(time.monotonic() + 30)
+  run.watch(time.monotonic() + 60)
   (begin, first), *_, (end, last) = run.watch(time.monotonic() + 90)
   undisturbed = (last - first) / (end - begin)
+  steps, changes = _losses(run, flags)
+  restarts = run.lines('restart')
+  lost = [line['seconds'] for line in restarts if line['lost']]
+  joins = [line['seconds'] for line in restarts if not line['lost']]
+  if not (lost and joins):
+    raise SystemExit(f'--goodput={flags.goodput:g}: expected time for a loss and a return')
+  pauses = statistics.mean(lost), statistics.mean(joins)
+  faults = goodput.Faults(flags.mtbf * flags.processes, flags.repair, 0, *pauses)
+  lives = range(flags.processes + 1)
+  used = [max((k for k in range(1, n + 1) if batch % k == 0), default=0) for n in lives]
+  speeds = [count / used[-1] for count in used]  # emulated: all time is the images'
+  # config.cluster.mirror_every=1, and no checkpoint
+  copies = goodput.Copies(0, 1 / undisturbed), goodput.Copies(0, flags.goodput)
+  expected = goodput.elastic(faults, used, speeds, *copies, flags.goodput)
+  measured = _parts(*steps.T, flags.goodput) / undisturbed
+  drawn = _parts(*_followed(changes, faults, used), flags.goodput)
+  rest = summaries.summarize(measured - drawn)
+  rows = [
+    ('share of the speed without losses', 'value'),
+    (f'measured, with {len(lost)} losses and {len(joins)} returns', f'{measured.mean():.3f}'),
+    ("the planner's model", f'{expected:.3f}'),
+    ('its arithmetic with the times that were drawn', f'{drawn.mean():.3f}'),
+    (f'measured less that, {_PARTS} parts', f'{rest.mean:.3f} +- {rest.interval:.3f}'),
+    ('seconds of a loss, of a return', '{:.1f}, {:.1f}'.format(*pauses)),
+  ]
+  less = measured.mean() - expected
+  ratios = {'minus_model': less, 'minus_drawn': rest.mean, 'interval': rest.interval}
+  _common.show(f'{flags.config}, {flags.processes} processes', rows, ratios)
+
+
+def _losses(run, flags):
+  """Loses processes at random, which come back; returns the steps and what happened.
+
+  Returns:
+    (looks, 2): seconds since the begin, with the last step; and the changes, see `_followed`.
+  """
   chance, begin = random.Random(flags.seed), time.monotonic()
   count = max(1, round(flags.goodput / flags.mtbf))
   losses = itertools.accumulate(_exponential(flags.mtbf, count, chance))
   repairs = _exponential(flags.repair, count, chance)
   events = [(at, -1) for at in losses]  # -1: a loss, else who comes
-  alive, steps = set(range(flags.processes)), []
+  alive, steps, changes = set(range(flags.processes)), [], []
   while events and events[0][0] < flags.goodput:
     at, rank = heapq.heappop(events)
     steps += run.watch(begin + at)
+    changes.append((at, len(alive), rank < 0))
     if rank >= 0:
       run.join(rank)
       alive.add(rank)
@@ -249,40 +279,36 @@ def _goodput(run, flags, batch):
       alive.remove(rank)
       heapq.heappush(events, (at + repairs.pop(), rank))
   steps += run.watch(begin + flags.goodput)
-  ends = np.interp(np.linspace(0, flags.goodput, _PARTS + 1), *np.subtract(steps, (begin, 0)).T)
-  share = summaries.summarize(np.diff(ends) * _PARTS / flags.goodput / undisturbed)
-  restarts = run.lines('restart')
-  lost = [line['seconds'] for line in restarts if line['lost']]
-  joins = [line['seconds'] for line in restarts if not line['lost']]
-  if not (lost and joins):
-    raise SystemExit(f'--goodput={flags.goodput:g}: expected time for a loss and a return')
-  faults = goodput.Faults(
-    mtbf=flags.mtbf * flags.processes,
-    repair=flags.repair,
-    requeue=0,
-    in_place=statistics.mean(lost),
-    join=statistics.mean(joins),
-  )
-  lives = range(flags.processes + 1)
-  used = [max((k for k in range(1, n + 1) if batch % k == 0), default=0) for n in lives]
-  speeds = [count / used[-1] for count in used]  # emulated: all time is the images'
-  mirrors = goodput.Copies(0, 1 / undisturbed)  # config.cluster.mirror_every=1
-  no_saves = goodput.Copies(0, flags.goodput)
-  expected = goodput.elastic(faults, used, speeds, mirrors, no_saves, flags.goodput)
-  rows = [
-    ('share of the speed without losses', 'value'),
-    (
-      f'measured, {len(lost)} pauses for losses, {len(joins)} for returns',
-      f'{share.mean:.3f} +- {share.interval:.3f}',
-    ),
-    ("the planner's model", f'{expected:.3f}'),
-    ('seconds of a loss, of a return', f'{faults.in_place:.1f}, {faults.join:.1f}'),
-  ]
-  ratios = {'measured_minus_model': share.mean - expected, 'interval': share.interval}
-  _common.show(f'{flags.config}, {flags.processes} processes', rows, ratios)
+  return np.subtract(steps, (begin, 0)), [*changes, (flags.goodput, len(alive), False)]
 
 
-def _draw(run, path, batch):
+def _parts(moments, done, end):
+  """What is done per second in each part of a run."""
+  return np.diff(np.interp(np.linspace(0, end, _PARTS + 1), moments, done)) * _PARTS / end
+
+
+def _followed(changes, faults, used):
+  """Moments of the model's run, and its seconds of full speed until then.
+
+  Args:
+    changes: moments with the processes that live before, and whether one is lost, else it
+      returns; the last is the end.
+    faults: the pauses.
+    used: processes that compute where 0, 1, ... live.
+  """
+  moments, done, resume = [0.0], [0.0], 0.0
+  for at, live, is_loss in changes:
+    resumed = min(max(moments[-1], resume), at)
+    moments += [resumed, at]
+    done += [done[-1], done[-1] + (at - resumed) * used[live] / used[-1]]
+    if is_loss:  # of a spare: no pause
+      resume = max(resume, at + faults.in_place * used[live] / live)
+    elif used[live] < used[min(live + 1, len(used) - 1)]:  # it waits for a mirror
+      resume = max(resume, at) + faults.join
+  return moments, done
+
+
+def _draw(run, flags, batch):
   """Draws images/s over the time of a run that loses two processes and gets one back."""
   steps, events = [], []
   changes = [
@@ -299,7 +325,7 @@ def _draw(run, path, batch):
   before, after = np.array(steps[:-_SMOOTHED]), np.array(steps[_SMOOTHED:])
   seconds, counts = (after - before).T
   rates = batch * np.maximum(counts, 0) / seconds
-  with drawing.figure(path, 7, 2.4, dpi=110) as canvas:
+  with drawing.figure(flags.figure, 7, 2.4, dpi=110) as canvas:
     axes = canvas.subplots()
     axes.plot((before + after)[:, 0] / 2 - steps[0][0], rates, color=drawing.BLUE)
     for at, what in events:

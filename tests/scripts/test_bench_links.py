@@ -16,12 +16,6 @@ def test_what_interfaces_sent_is_all_but_loopback():
   assert links.sent(_DEV) == 7500
 
 
-def test_a_ring_sends_all_but_its_own_part_twice():
-  # Of 12 bytes over 4, each sends 3 parts of 3 bytes, and 3 again.
-  assert links._ring(12, 4) == 18
-  assert links._ring(12, 2) == 12
-
-
 def test_a_rate_that_is_none_is_refused(monkeypatch, capsys):
   monkeypatch.setattr('sys.argv', ['links', '--rate=0gbit'])
   with pytest.raises(SystemExit):

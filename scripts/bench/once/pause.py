@@ -13,8 +13,6 @@ import time
 from anp_jax.system import xla_flags
 from scripts.bench import _cases, _common, _peers
 
-_ROUNDS = 8
-
 
 def _step(run):
   """Seconds and processor seconds of one step."""
@@ -32,7 +30,7 @@ def main():
   run = _peers.our_maker('')(_cases.CASES[case]).run
   run(4)
   after = {0.0: [], 0.02: [], 2.0: []}
-  for _ in range(_ROUNDS):
+  for _ in range(8):
     for pause, times in after.items():
       run(2)
       time.sleep(pause)
