@@ -40,7 +40,7 @@ _BUDGET = {
   'anp_jax': 775,
   'anp_jax/checkpoint': 2_385,
   'anp_jax/cluster': 2_985,
-  'anp_jax/config': 2_250,
+  'anp_jax/config': 2_260,
   'anp_jax/costs': 445,
   'anp_jax/data': 5_930,
   'anp_jax/ensemble': 540,
@@ -52,9 +52,9 @@ _BUDGET = {
   'anp_jax/system': 2_470,
   'anp_jax/tools': 5_850,
   'anp_jax/training': 1_145,
-  'core': 30_520,
+  'core': 30_525,
   'scripts': 2_500,
-  'tests': 38_720,
+  'tests': 38_735,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
