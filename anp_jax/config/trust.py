@@ -170,10 +170,10 @@ def called(key: str, name: str, function: Callable, /, *arguments: Any, **keywor
     raise errors.ConfigError(f'config.{key}={name!r}: {_line(e)}') from e
 
 
-def check_own(key: str, pairs: tuple, given: Collection[str]) -> None:
+def check_own(key: str, pairs: tuple, arguments: Collection[str]) -> None:
   """Refuses (name, value) pairs of arguments that the run gives itself."""
-  words = f'none of {", ".join(given)}, which the run gives'
-  errors.check(not dict(pairs).keys() & set(given), key, pairs, words)
+  words = f'none of {", ".join(arguments)}, which the run gives'
+  errors.check(not dict(pairs).keys() & set(arguments), key, pairs, words)
 
 
 def accepted(function: Callable, arguments: dict) -> dict:
