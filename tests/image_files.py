@@ -49,6 +49,7 @@ WHOLE = {
   'jpeg restarts': _encode('JPEG', restart_marker_blocks=1),
   'jpeg with a second picture': _several('MPO'),
   'jpeg with bytes behind it': JPEG + b'some bytes more',
+  'jpeg with bytes before its end': JPEG[:-2] + bytes(239) + JPEG[-2:],  # libjpeg warns of them
   'jpeg turned': _encode('JPEG', exif=builders.exif(6)),
   'png': PNG,
   **{f'png {m}': _encode('PNG', m) for m in ('1', 'L', 'LA', 'P', 'RGBA')},

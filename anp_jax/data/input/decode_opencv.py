@@ -109,11 +109,15 @@ def _decoded(image, halvings):
   return _whole(load()[1].decode_jpeg, image.data, buffer=_scratch.pixels, **least)
 
 
-def _whole(function, *args, **keywords):
+def _whole(function, file, **keywords):
   try:
-    return function(*args, **keywords)
+    return function(file, **keywords)
   except ValueError as e:
-    raise ValueError(f'not a whole image: {e}') from None
+    try:
+      image_format.check_whole(file)
+      return function(file, strict=False, **keywords)  # as Pillow, without libjpeg's warnings
+    except ValueError:
+      raise ValueError(f'not a whole image: {e}') from None
 
 
 def resize(pixels: np.ndarray, out: np.ndarray) -> None:
