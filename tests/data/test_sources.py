@@ -210,3 +210,15 @@ def test_fingerprint_tells_sets_apart(tmp_path, config):
   )
   assert first['examples'] == 7 and first['classes'] == 12
   assert {k for k in first if first[k] != other[k]} == {'names'}
+
+
+def test_fingerprint_tells_classes_of_files_apart(tmp_path, config):
+  def fingerprint(name, *files):
+    tree = builders.write_tree(tmp_path / name, {f'train/{file}.png': b'' for file in files})
+    return sources.fingerprint(opening.source(config, 'folder', tree))
+
+  first, moved = (
+    fingerprint('first', 'a/1', 'b/2', 'b/3'),
+    fingerprint('moved', 'a/1', 'a/2', 'b/3'),
+  )
+  assert {k for k in first if first[k] != moved[k]} == {'labels'}

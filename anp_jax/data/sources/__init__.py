@@ -24,7 +24,8 @@ from anp_jax.data.sources import (
   synthetic,
   tfds_set,
 )
-from anp_jax.data.sources.source import Source, fingerprint
+from anp_jax.data.sources.agreement import fingerprint
+from anp_jax.data.sources.source import Source
 
 __all__ = ['Source', 'fingerprint', 'open_source', 'open_split']
 

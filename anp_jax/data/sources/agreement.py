@@ -89,6 +89,17 @@ def describe(source: source_lib.Source) -> dict:
   }
 
 
+def fingerprint(source: source_lib.Source) -> dict:
+  """The properties of a source that a resumed run must find again, without a pass over records."""
+  labels = _labels(source, most=0)
+  return {
+    'examples': len(source),
+    'classes': len(source.vocabulary),
+    'names': source.vocabulary.digest(),
+    'labels': '' if labels is None else _digest('', labels.tobytes()),
+  }
+
+
 def difference(values: dict, expected: dict) -> str:
   """The first difference of two results of `describe`; '' without one."""
   names = values['classes']

@@ -112,12 +112,3 @@ def check_labelled(
     if labels[row] == -1:
       text = 'no label; expected a split whose examples all have one'
     raise config_lib.ConfigError(f'{source.name}: {source.example_name(index)} has {text}')
-
-
-def fingerprint(source: Source) -> dict:
-  """The properties of a source that a resumed run must find again."""
-  return {
-    'examples': len(source),
-    'classes': len(source.vocabulary),
-    'names': source.vocabulary.digest(),
-  }
