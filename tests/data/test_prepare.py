@@ -37,7 +37,8 @@ def test_every_kind_is_found_and_has_its_action(default_set):
     'empty.jpg': ('corrupt', 'skip'),
     'leak.jpg': ('leak', 'skip'),
     'rotated.jpg': ('rotated', 'convert'),
-    'again.jpg': ('duplicate', 'keep'),
+    '0.jpg': ('conflict', 'keep'),
+    'again.jpg': ('duplicate', 'conflict', 'keep'),
     'gone.jpg': ('placeholder', 'suffix', 'skip'),
     'grey.jpg': ('grey', 'keep'),
     'named.png': ('suffix', 'keep'),
@@ -203,13 +204,13 @@ def test_rare_classes_are_counted_without_damaged_files(tmp_path, capsys):
   assert prepared.damaged(tmp_path)['validation', 'b/4.jpg']['kinds'] == ['rare']
 
 
-def _split(sizes, texts=None):
+def _split(sizes, texts=None, labels=None):
   """A split of files of these sizes, whose bytes are these texts."""
   findings = [
     examine.Finding('JPEG', 1, 1, (), '', size, text.encode())
     for size, text in zip(sizes, texts or [''] * len(sizes))
   ]
-  labels = np.zeros(len(sizes), np.int32)
+  labels = np.array(labels or [0] * len(sizes), np.int32)
   classes = vocabulary.Vocabulary(('a', 'b'))
   listing = image_folder.Listing('', (), labels, classes, 'split', stored_images.DiskFiles('', ()))
   return actions_lib.Split('train', listing, findings)
@@ -238,6 +239,22 @@ def test_files_with_equal_bytes_are_marked(train, evaluation):
     assert (train if other is splits[0] else evaluation).index(train[i]) == j
 
 
+def test_files_of_the_same_bytes_and_other_classes_are_in_conflict():
+  train = _split([1] * 5, 'abaca', [0, 0, 1, 1, 0])
+  evaluation = _split([1] * 3, 'bcd', [1, 1, 1])
+  policy = actions_lib.policy('conflict=skip,leak=keep')
+  actions_lib.decide([train, evaluation], policy, min_size=1, min_count=1)
+  assert train.kinds['conflict'].tolist() == [True, True, True, False, True]
+  assert evaluation.kinds['conflict'].tolist() == [True, False, False]
+  assert train.stored.tolist() == [3] and evaluation.stored.tolist() == [1, 2]
+
+
+def test_bytes_of_a_set_are_at_least_those_of_its_converted_files():
+  split = _split([100, 20, 3])
+  split.actions[:] = [actions_lib.ACTIONS.index(action) for action in ('convert', 'keep', 'skip')]
+  assert split.stored_bytes() == 120
+
+
 @pytest.mark.parametrize(
   'sizes, size, lengths',
   [
@@ -255,11 +272,11 @@ def test_a_file_belongs_to_the_shard_of_its_middle(sizes, size, lengths):
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path, capsys, monkeypatch):
-  """Only what is stored as it is counts."""
+  """What is converted counts with its own bytes, what is not stored with none."""
   contents = {f'train/a/{i}.jpg': prepared.photo(i) for i in range(3)}
+  contents['train/b/new.webp'] = prepared.photo(9, 'WEBP')  # is converted
   size = sum(map(len, contents.values()))
   contents['train/b/large.bmp'] = bytes(10 * size)  # no image
-  contents['train/b/new.webp'] = prepared.photo(9, 'WEBP')  # is converted
   root = builders.write_tree(tmp_path / 'tree', contents)
   builders.use_disk(monkeypatch, size - 1)
   line = prepared.error(capsys, *prepared.flags(root, tmp_path, '--eval_split='))

@@ -1,5 +1,6 @@
 """The kinds of each file of a set, and the action on it."""
 
+import collections
 import functools
 
 import numpy as np
@@ -25,6 +26,7 @@ _KINDS = {
   'suffix': ('keep skip fail', 'its name says another format'),
   'small': ('keep skip fail', 'shorter side below --min_size'),
   'duplicate': ('keep skip fail', 'the bytes of an earlier file'),
+  'conflict': ('keep skip fail', 'the bytes of a file of another class'),
   'leak': ('skip keep fail', 'the bytes of an evaluation file'),
   'rare': ('keep skip fail', 'of a class below --min_count'),
 }
@@ -80,9 +82,9 @@ class Split:
     return (self.sides > self.shorter_side) & (self.shorter_side > 0)
 
   def stored_bytes(self) -> int:
-    """Returns about how many bytes the files of the set will have, without converted ones."""
+    """Returns about how many bytes the files of the set will have; converted ones, their own."""
     shares = np.where(self.is_reduced, self.shorter_side / np.maximum(self.sides, 1), 1.0) ** 2
-    return int((self.sizes * shares)[self.actions < CONVERT].sum())
+    return int((self.sizes * shares)[self.stored].sum())
 
   @property
   def stored(self) -> np.ndarray:
@@ -111,9 +113,10 @@ def decide(splits: list[Split], policy: dict[str, str], min_size: int, min_count
   """Sets the actions, and the kinds that depend on more than one file.
 
   A duplicate has the bytes of an earlier file of its split, a leak is a file
-  of the first split with the bytes of one of the second. Both are searched for
-  among the files that their own kinds do not leave out, and rare classes, with
-  fewer than `min_count` examples in the first split, among the rest.
+  of the first split with the bytes of one of the second; files of the same bytes and
+  other classes are in conflict. They are searched for among the files that their own
+  kinds do not leave out, and rare classes, with fewer than `min_count` examples in the
+  first split, among the rest.
 
   Args:
     splits: for training, and for evaluation if there is one.
@@ -128,6 +131,7 @@ def decide(splits: list[Split], policy: dict[str, str], min_size: int, min_count
     _mark_equal('duplicate', split, split)
   if len(splits) == 2:
     _mark_equal('leak', *splits)
+  _mark_conflicts(splits)
   for split in splits:
     _apply(policy, split)
   train = splits[0].listing
@@ -169,6 +173,17 @@ def _mark_equal(kind, split, other):
     if j is not None and (split is not other or j != i):
       split.kinds[kind][i] = True
       split.equals[i] = (other, j)
+
+
+def _mark_conflicts(splits):
+  """Marks all files whose bytes are also those of a file of another class."""
+  classes = collections.defaultdict(set)
+  for split in splits:
+    for i in split.stored.tolist():
+      classes[split.findings[i].digest].add(split.listing.labels[i])
+  for split in splits:
+    for i in split.stored.tolist():
+      split.kinds['conflict'][i] = len(classes[split.findings[i].digest]) > 1
 
 
 def count(splits: list[Split]) -> dict[str, int]:

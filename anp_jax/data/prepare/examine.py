@@ -94,8 +94,8 @@ def unusable(reason: str, kind: str = 'corrupt', format_name: str = '') -> Findi
 def convert(data: bytes, upright: bool = True, shorter: int = 0, quality: int = 90) -> bytes:
   """Returns the same picture as an 8-bit RGB file without metadata.
 
-  A JPEG or HEIC becomes a JPEG, all else a PNG. Transparency is ignored, as in
-  training. What a truncated file lacks is grey or black.
+  A JPEG, HEIC, AVIF or lossy WebP becomes a JPEG, all else a PNG. Transparency is ignored,
+  as in training. What a truncated file lacks is grey or black.
 
   Args:
     data: a file that `examine` does not call large.
@@ -118,7 +118,8 @@ def convert(data: bytes, upright: bool = True, shorter: int = 0, quality: int = 
   # A picture of its own: nothing of the file's information would follow.
   clean = Image.frombytes('RGB', pixels.size, pixels.tobytes())
   result = io.BytesIO()
-  if name in ('JPEG', 'HEIF'):  # photographs
+  is_lossy = b'VP8L' not in data if name == 'WEBP' else name in ('JPEG', 'HEIF', 'AVIF')
+  if is_lossy:  # a photograph
     quality, subsampling = (quality, 2) if shorter else (95, 0)
     clean.save(result, 'JPEG', quality=quality, subsampling=subsampling)
   else:

@@ -23,7 +23,7 @@ from anp_jax.data.prepare import (
 )
 
 # Version of the shards: those of another one are not used again.
-_VERSION = 5
+_VERSION = 6
 _DAMAGED = {'missing', 'corrupt', 'large', 'truncated'}
 _FILES = 256  # files that a worker examines in one task
 _OPTIONS = ('max_megapixels', 'min_size', 'min_count', 'shard_megabytes')
