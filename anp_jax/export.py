@@ -90,12 +90,13 @@ def export(
       yield from _sizes(folder, timm_folder.write(trained, folder))
       yield f"timm.create_model('local-dir:{folder}') loads the files"
   else:
-    yield from _sizes(folder, huggingface.write(trained, folder))
-    if huggingface.is_approximate(trained.config):
-      yield (
-        'preprocessor_config.json approximates the evaluation of this run '
-        f'(data.decode={trained.config.data.decode!r}), see docs/use.md'
-      )
+    missing, written = '', huggingface.write(trained, folder)
+    yield from _sizes(folder, written)
+  if not missing and huggingface.is_approximate(trained.config):
+    yield (
+      f'{written[-1]} approximates the evaluation of this run '
+      f'(data.decode={trained.config.data.decode!r}), see docs/use.md'
+    )
   yield from _sizes(folder, exported.write(trained, folder, platforms))
   yield f'{exported.NAME} is for {", ".join(platforms)}; any number of images'
 

@@ -117,9 +117,9 @@ def test_what_cannot_be_used_is_one_line(tmp_path, shape, saved_config, words, c
   [
     (['--checkpoint=x.pth'], ('x.pth', 'there is none')),
     (['--checkpoint=package:nothing'], ('package:nothing', 'pip install nothing')),
-    (['--checkpoint=package:numpy'], ('no package numpy with a file of weights',)),
+    (['--checkpoint=package:numpy'], ('an installed package numpy with a file of weights',)),
     # It has one of Python's .pth files.
-    (['--checkpoint=package:setuptools'], ('no package setuptools with',)),
+    (['--checkpoint=package:setuptools'], ('an installed package setuptools with',)),
     (['--checkpoint={folder}', '--labels=x'], ("--labels='x'", 'a run has')),
   ],
 )
@@ -418,6 +418,16 @@ def test_weights_without_names_are_those_of_the_data(tmp_path):
   builders.assert_refused(
     '3 classes without names', initial.vocabulary, config, vocabulary.Vocabulary(('a', 'b'))
   )
+
+
+def test_a_part_of_imagenet_is_evaluated_by_name(tmp_path, monkeypatch):
+  monkeypatch.setattr(weight_files, 'CLASSES', 1000)
+  config = command_line.load(_TINY, {'init.from': str(weight_files.file(tmp_path))})
+  names = initial.vocabulary(config, vocabulary.Vocabulary(('jean', 'running shoe'))).names
+  # ILSVRC 2012 counts from 0 in the order of WordNet's ids.
+  assert len(names) == 1000 and names[608] == 'jean' and names[770] == 'running shoe'
+  others = vocabulary.Vocabulary(tuple(f'n{i}' for i in range(1000)))
+  assert initial.vocabulary(config, others) == others
 
 
 @pytest.mark.parametrize(

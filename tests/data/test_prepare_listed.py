@@ -25,7 +25,7 @@ def test_a_set_is_examined_repaired_and_stored(kind, tmp_path, capsys, config):
   stored = prepared.examples(tmp_path)
   assert [data for _, data, _ in stored[:6]] == [prepared.photo(i) for i in range(6)]
   assert [label for _, _, label in stored] == [1, 0, 1, 0, 1, 0, 1]
-  assert stored[6][1].startswith(b'\x89PNG')  # the WebP, converted
+  assert stored[6][1].startswith(b'\xff\xd8\xff')  # the WebP, converted
   ((_, data, label),) = prepared.examples(tmp_path, 'validation')
   assert (data, label) == (prepared.photo(50), 0)
   # Made already; the images of both sources have the same indices.

@@ -386,6 +386,14 @@ def test_a_processor_that_is_only_near_is_said(decode, is_near, tmp_path):
   assert lines[0] == 'nowhere: resnet18, 6 classes, step 7'
 
 
+def test_preprocessing_that_is_only_near_is_said_of_timm_too(tmp_path, monkeypatch):
+  trained = exporting.trained('tf_efficientnet_lite0')
+  monkeypatch.setattr(trained_lib, 'load', lambda *_: trained)
+  monkeypatch.setattr(program, 'write', lambda *_: [])
+  lines = list(export.export('it', str(tmp_path), ('cpu',)))
+  assert "config.json approximates the evaluation of this run (data.decode='fast')" in lines[-2]
+
+
 def test_files_of_another_network_are_not_left_beside(tmp_path, monkeypatch):
   trained = exporting.trained(model__head='factored')
   monkeypatch.setattr(trained_lib, 'load', lambda *_: trained)

