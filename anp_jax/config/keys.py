@@ -24,7 +24,7 @@ _NO_LITERAL = ValueError, TypeError, SyntaxError, MemoryError, RecursionError
 _LARGEST = 2**53
 _SHOWN = 200  # letters
 # What `Key.only_if` may have in place of names.
-_PATTERNS = {'?*': 'a path', '[!0]*': 'a number above 0'}
+_PATTERNS = {'?*': 'a value', '[!0]*': 'a number above 0'}
 
 
 @dataclasses.dataclass(frozen=True)

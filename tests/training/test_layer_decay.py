@@ -135,6 +135,6 @@ def test_it_belongs_to_a_run_that_begins_with_weights():
   plain = config_lib.flat(builders.config({'optimizer.layer_decay': 0.5}))
   assert 'optimizer.layer_decay' not in plain
   line = builders.refusal(config_lib.resolved, config_lib.base(), {'optimizer.layer_decay': '0.5'})
-  assert line == ("config.optimizer.layer_decay belongs to init.from=a path, not ''")
+  assert line == ("config.optimizer.layer_decay belongs to init.from=a value, not ''")
   for value in (0.0, 1.5):
     builders.assert_refused('above 0, at most 1', _config, optimizer__layer_decay=value)
