@@ -118,14 +118,14 @@ class Run:
     """Starts a process that takes the place of one that was lost."""
     self._processes[index] = self._start('--join')
 
-  def seconds_of(self, change, index: int) -> float:
-    """Returns the seconds without a new step after `lose` or `join`."""
-    before = len(self.lines('restart'))
+  def seconds_of(self, change, index: int) -> tuple[float, float]:
+    """Returns the seconds from `lose` or `join` to the next new step, and those without one."""
+    before, begin = len(self.lines('restart')), time.monotonic()
     change(index)
     self.wait_for(lambda: len(self.lines('restart')) > before)
-    restarted = self.lines('restart')[-1]
+    seconds, restarted = time.monotonic() - begin, self.lines('restart')[-1]
     self.wait_for(lambda: self.step() > restarted['step'] + 5)
-    return restarted['seconds']
+    return seconds, restarted['seconds']
 
   def close(self) -> None:
     """Kills all processes."""
@@ -178,8 +178,8 @@ def main():
         (_goodput if flags.goodput else _draw)(run, flags, batch)
       return
     seconds = _rounds(folder, arguments, flags) if flags.rounds else {}
-    rows = [('event', 'seconds without a new step')]
-    rows += [(f'a process {name}', _quartiles(values)) for name, values in seconds.items()]
+    rows = [('a process is', 'seconds: lost, to the next step; joined, without a step')]
+    rows += [(name, _quartiles(values)) for name, values in seconds.items()]
     ratios = {f'{name}_over_10_s': statistics.median(seconds[name]) / 10 for name in seconds}
     if flags.cost:
       costs = _costs(folder, arguments, flags)
@@ -189,11 +189,13 @@ def main():
 
 
 def _rounds(folder, arguments, flags):
-  seconds = {'lost': [], 'joined': []}
+  seconds = {'lost': [], 'noticed': [], 'joined': []}
   with contextlib.closing(Run(folder, flags.processes, *arguments)) as run:
     for number in range(flags.rounds + 1):
-      seconds['lost'].append(run.seconds_of(run.lose, number % flags.processes))
-      seconds['joined'].append(run.seconds_of(run.join, number % flags.processes))
+      total, pause = run.seconds_of(run.lose, number % flags.processes)
+      seconds['lost'].append(total)
+      seconds['noticed'].append(total - pause)  # and told to the others, which start again
+      seconds['joined'].append(run.seconds_of(run.join, number % flags.processes)[1])
   return {name: values[1:] for name, values in seconds.items()}
 
 
@@ -225,9 +227,8 @@ def _goodput(run, flags, batch):
   (begin, first), *_, (end, last) = run.watch(time.monotonic() + 90)
   undisturbed = (last - first) / (end - begin)
   steps, changes = _losses(run, flags)
-  restarts = run.lines('restart')
-  lost = [line['seconds'] for line in restarts if line['lost']]
-  joins = [line['seconds'] for line in restarts if not line['lost']]
+  lost = [line['seconds'] for line in run.lines('restart') if line['lost']]
+  joins = [line['seconds'] for line in run.lines('restart') if not line['lost']]
   if not (lost and joins):
     raise SystemExit(f'--goodput={flags.goodput:g}: expected time for a loss and a return')
   pauses = statistics.mean(lost), statistics.mean(joins)
