@@ -2,6 +2,7 @@
 
 import datetime
 import pathlib
+import re
 
 import pytest
 
@@ -31,6 +32,31 @@ def test_every_row_has_a_figure_a_date_and_a_goal_that_is_a_bound(path):
     assert sign in ('>=', '<=') and float(bound) >= 0, row
     if row['low'] and row['high']:
       assert float(row['low']) <= float(row['median'] or row['low']) <= float(row['high']), row
+
+
+def _flag(command, name):
+  """The text of a flag of a command; '' without it."""
+  match = re.search(rf'--{name}="?([^"\s]*)', command)
+  return match[1] if match else ''
+
+
+@pytest.mark.parametrize('name', ['accuracy', 'strategies'])
+def test_an_accuracy_names_its_images_and_a_command_that_trains_what_it_is_of(name):
+  for row in render_results.read(_ROOT / f'results/{name}.csv'):
+    question, command, note = row['question'], row['command'], row['note']
+    if 'CIFAR-10' in question and 'digits' not in question:
+      assert 'JPEG' in question + note, row
+    strategies = _flag(command, 'strategies')
+    if not strategies or '.toml' in strategies or 'is not kept' in note:
+      continue  # else the command is of this row and few others
+    for word in re.findall(r'\bsync\b|invariant|local_sgd|dana|synchronous|smega2', question):
+      assert re.search(rf'\b{word}\b', command), row
+    for count in re.findall(r'(\d+) simulated', question):
+      assert count in _flag(command, 'workers').split(','), row
+    for period in re.findall(r'period (\d+)', question):
+      assert period in re.split(r'\W', _flag(command, '[a-z.=]*period')), row
+    if 'diverged' not in note:
+      assert len(_flag(command, 'seeds').split(',')) == int(row['n']), row
 
 
 def test_a_question_shows_its_newest_row():
