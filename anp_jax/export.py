@@ -76,7 +76,7 @@ def export(
   refusal = huggingface.refusal(trained.config)
   if refusal:
     missing = timm_folder.refusal(trained.config)
-    written = () if missing else timm_folder.FILES
+    written = [] if missing else list(timm_folder.FILES)
     stale = [
       f for f in huggingface.FILES if f not in written and os.path.exists(os.path.join(folder, f))
     ]
@@ -90,9 +90,9 @@ def export(
       yield from _sizes(folder, timm_folder.write(trained, folder))
       yield f"timm.create_model('local-dir:{folder}') loads the files"
   else:
-    missing, written = '', huggingface.write(trained, folder)
+    written = huggingface.write(trained, folder)
     yield from _sizes(folder, written)
-  if not missing and huggingface.is_approximate(trained.config):
+  if written and huggingface.is_approximate(trained.config):
     yield (
       f'{written[-1]} approximates the evaluation of this run '
       f'(data.decode={trained.config.data.decode!r}), see docs/use.md'

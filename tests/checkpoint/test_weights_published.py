@@ -426,8 +426,8 @@ def test_a_part_of_imagenet_is_evaluated_by_name(tmp_path, monkeypatch):
   names = initial.vocabulary(config, vocabulary.Vocabulary(('jean', 'running shoe'))).names
   # ILSVRC 2012 counts from 0 in the order of WordNet's ids.
   assert len(names) == 1000 and names[608] == 'jean' and names[770] == 'running shoe'
-  others = vocabulary.Vocabulary(tuple(f'n{i}' for i in range(1000)))
-  assert initial.vocabulary(config, others) == others
+  classes = vocabulary.Vocabulary(tuple(f'n{i}' for i in range(1000)))
+  assert initial.vocabulary(config, classes) == classes
 
 
 @pytest.mark.parametrize(
