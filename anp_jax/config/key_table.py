@@ -48,6 +48,11 @@ def _is_head_weights(weights):
   return good and weights[0] > 0
 
 
+def _arguments(key):
+  words = "further arguments of what package.module:name names, pairs such as (('b2', 0.95),)"
+  return Key((), words, check=rules.check_arguments, only_if=(key, ('*:*',)))
+
+
 _DEVICES = 'a count of devices, or -1 for all that remain'
 _MOST_IMAGES = 2**24  # of a batch: its pixels are in memory
 _ALL = {
@@ -93,12 +98,7 @@ _MODEL = {
     ADDRESS,
     CLASS,
   ),
-  'arguments': Key(
-    (),
-    "further arguments of a class of yours, (name, value) pairs such as (('depth', 3),)",
-    check=rules.check_arguments,
-    only_if=('model.name', ('*:*',)),
-  ),
+  'arguments': _arguments('model.name'),
   'head': text(
     'joint',
     'classifier head: how outputs score pairs; see training/heads.py',
@@ -179,13 +179,7 @@ _OPTIMIZER = {
   'name': text(
     'nesterov', 'optimizer, built in or a function of yours', tuple(OPTIMIZERS), ADDRESS, FUNCTION
   ),
-  'arguments': Key(
-    (),
-    'further arguments of a function of optax or yours, (name, value) pairs such as '
-    "(('b2', 0.95),)",
-    check=rules.check_arguments,
-    only_if=('optimizer.name', ('*:*',)),
-  ),
+  'arguments': _arguments('optimizer.name'),
   'learning_rate': number(0.05, 'peak learning rate of the schedule', at_least=0, changeable=True),
   'momentum': decay(0.9, 'momentum coefficient'),
   'decay': decay(0.9, 'RMSProp decay of the squared-gradient average'),
