@@ -204,6 +204,7 @@ class Recorder:
       self.telemetry.restart(
         list(generation.lost.values()),
         self._processes.count,
+        self.start_step,
         time.time() - generation.lost_at,
         max(generation.step - 1 - self.start_step, 0),
       )

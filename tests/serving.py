@@ -126,12 +126,12 @@ def on_devices(monkeypatch, count):
   monkeypatch.setattr(jax, 'local_device_count', lambda: count)
 
 
-class _Thread(cluster.Processes):
+class ThreadProcess(cluster.Processes):
   """A process of a run that is a thread, with the mail of all."""
 
   def __init__(self, config, env, boxes):
     super().__init__(config, env)
-    self._boxes = boxes
+    self._boxes, self.hosts = boxes, ('host',) * env.count
 
   def send(self, index, value):
     self._boxes[index].put((self.index, json.loads(json.dumps(value)), ''))
@@ -162,7 +162,7 @@ def run(config, workdir, count=1):
   errors, boxes = [], [queue.SimpleQueue() for _ in range(count)]
 
   def run_process(index):
-    with _Thread(config, place(index, count), boxes) as processes:
+    with ThreadProcess(config, place(index, count), boxes) as processes:
       return server_run.run(config, str(workdir), processes)
 
   def run_thread(index):

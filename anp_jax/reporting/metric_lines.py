@@ -12,7 +12,7 @@ from anp_jax.system import files
 NAME = 'metrics.jsonl'  # in a workdir
 # Kinds of lines without metrics of a step: the seconds of something other than a
 # step, the result of the run, a key of the config that changes at a step, the
-# command by which a run began or was resumed, a restart in place.
+# command by which a run began or was resumed, processes that were lost or have come.
 TIME, RESULT, CHANGE, START, RESTART = 'time', 'result', 'change', 'run', 'restart'
 WITHOUT_METRICS = TIME, RESULT, CHANGE, START, RESTART
 _MOST_SECONDS = 1e11  # since 1970, a year with four digits

@@ -224,24 +224,27 @@ class Telemetry:
       fields = {'time': time.time(), 'command': metric_lines.command()} | values
       self._write_line(metric_lines.START, step, **fields)
 
-  def restart(self, lost: Sequence[str], processes: int, seconds: float, repeated: int) -> None:
-    """Records that the processes of the run have restarted in place.
+  def restart(
+    self, lost: Sequence[str], processes: int, step: int, seconds: float, repeated: int
+  ) -> None:
+    """Records that the run goes on after some of its processes were lost or have come.
 
     Args:
       lost: why each process is missing that was lost; () where one has come.
       processes: number of processes that go on.
-      seconds: time from the loss to the end of the next step.
+      step: step from which they go on.
+      seconds: time from the loss to the end of the next step; 0 where nobody waits.
       repeated: number of steps that were computed before.
     """
     why = '; '.join(lost) or 'the processes have changed'
     self.log(
       f'{why}: going on with {processes} {"process" if processes == 1 else "processes"} from '
-      f'step {self._length.start_step}; {seconds:.1f} s; {repeated} '
+      f'step {step}; {seconds:.1f} s; {repeated} '
       f'{"step" if repeated == 1 else "steps"} computed again'
     )
     self._write_line(
       metric_lines.RESTART,
-      self._length.start_step,
+      step,
       lost=list(lost),
       processes=processes,
       seconds=seconds,

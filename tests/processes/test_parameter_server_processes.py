@@ -89,6 +89,7 @@ def test_three_processes_and_their_replay(tmp_path, servers, devices):
   _whole(tmp_path, 100)
   workers = {p['worker'] for u in _updates(tmp_path) for p in u['parts']}
   assert len(workers) > 1  # on a busy machine the third may come too late
+  assert not telemetry.of_kind(str(tmp_path / 'run'), 'restart')  # nobody was lost, or came later
   kinds = [r['kind'] for r in telemetry.read(str(tmp_path / 'run'))]
   assert kinds.count('train') == 5 and kinds.count('validation') == 1
 

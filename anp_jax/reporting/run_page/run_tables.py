@@ -134,7 +134,7 @@ def run(workdir: str) -> list[tuple]:
 
 
 def changes(workdir: str) -> list[tuple]:
-  """Returns the keys that --change changed, and restarts in place, as (name, text) rows."""
+  """Returns losses and joins of processes, and what --change changed, as (name, text) rows."""
   rows = [
     (
       f'at step {r["step"]}',

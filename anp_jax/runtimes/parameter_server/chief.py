@@ -1,5 +1,6 @@
 """Server 0's process: the order of updates, and what the run keeps."""
 
+import collections
 from concurrent import futures
 import contextlib
 import time
@@ -60,9 +61,11 @@ class Chief:
     self.recorder = recorder_lib.Recorder(setup, setup.program, evaluation, workdir, alone)
     self._vote = preemption.CONTINUE
     self._session: session_lib.ChiefSession | None = None
-    self._endpoints: dict[int, list] = {}  # of the servers that have come
-    self._waiting: list[int] = []  # ranks that have come, and are not invited yet
-    self._workers_here: dict[int, list] = {}  # see `Participant.worker`
+    self._here: dict[int, tuple] = {}  # port and worker of each that has come, see `_welcome`
+    # Ranks of the run's processes; those that it begins with may say who they are later.
+    self._present = {rank for rank, host in enumerate(processes.hosts) if host or not rank}
+    # Why a process was lost, [] where one has come; processes that go on; version.
+    self._changes: collections.deque[tuple[list[str], int, int]] = collections.deque()
 
   def open(self, worker: list | None) -> None:
     """Restores the newest checkpoint, or a new state, and serves it.
@@ -105,6 +108,7 @@ class Chief:
       while store.version == saved < scheduler.limit and not (
         store.error or session.failed or self._processes.vote() or (job and job.done())
       ):
+        self._report_changes()
         time.sleep(_POLL)
     while True:
       version = store.next_snapshot()
@@ -112,6 +116,7 @@ class Chief:
         version = store.version
       # After the version was made, so that its metrics are there.
       self._metrics.log(session.applied, recorder.telemetry)
+      self._report_changes()
       if store.version != applied:
         applied = store.version
         self._processes.heartbeat('step', applied)
@@ -159,14 +164,17 @@ class Chief:
       self._session.close()
       self.recorder.telemetry.close()
     self.recorder.close()
-    if self._endpoints:
+    if self._here:
       self._service.shutdown()
 
   def _on_mail(self, rank, value, why_lost=''):
     """Handles what another process says, or that it is lost; called by another thread."""
     if why_lost:
-      if rank in self._workers_here:
-        self._session.release(self._workers_here.pop(rank)[0])
+      _, worker = self._here.pop(rank, (None, None))
+      if worker:
+        self._session.release(worker[0])
+      self._present.discard(rank)
+      self._note_change([why_lost])
     elif value == STOP:
       self._processes.order('stop')
     elif self._participant.over.is_set():
@@ -177,20 +185,30 @@ class Chief:
   def _welcome(self, rank, endpoint, worker):
     """Invites a process that has come, once all servers are there."""
     if worker:
-      first = next(iter(self._workers_here.values()), worker)
+      first = next((other for _, other in self._here.values() if other), worker)
       if worker[1:] != first[1:]:
         problem = f'rank {rank} has {worker[1:]}, the first worker {first[1:]}'
         self._tell(rank, {'problem': f'{problem}: a replay needs devices alike'})
         return
-      self._workers_here[rank], self._session.devices = worker, worker[1]
-    if endpoint:
-      self._endpoints[rank] = endpoint
-    self._waiting.append(rank)
-    if len(self._endpoints) == self._setup.config.strategy.servers:
-      servers = [self._endpoints[i] for i in range(len(self._endpoints))]
-      for waiting in self._waiting:
+      self._session.devices = worker[1]
+    self._here[rank] = endpoint, worker
+    if rank not in self._present:
+      self._present.add(rank)
+      self._note_change([])
+    ranks = range(self._setup.config.strategy.servers)
+    if self._here.keys() >= {*ranks}:
+      servers = [self._here[i][0] for i in ranks]
+      # All others have waited for the last server.
+      for waiting in self._here if endpoint else [rank]:
         self._tell(waiting, {'servers': servers, **self._settings()})
-      self._waiting = []
+
+  def _note_change(self, lost):
+    self._changes.append((lost, len(self._present), self._session.store.version))
+
+  def _report_changes(self):
+    """Says which processes were lost, and where others have come; nobody has waited."""
+    while self._changes:
+      self.recorder.telemetry.restart(*self._changes.popleft(), seconds=0.0, repeated=0)
 
   def _tell(self, rank, value):
     if rank:
@@ -255,7 +273,7 @@ class Chief:
     """Another server's slice, or None; if that is lost, so is this process soon."""
     while not session.failed:
       try:
-        client = self._participant.connect(self._endpoints[index])
+        client = self._participant.connect(self._here[index][0])
         with contextlib.closing(client):
           answer, data = client.get('snapshot', version=version)
           if 'wait' not in answer:

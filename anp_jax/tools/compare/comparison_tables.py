@@ -73,7 +73,7 @@ def results(runs: list[runs_lib.Run]) -> list[Row]:
     Row('steps', tuple(_text(end.get('step'), ',') for end in ends)),
     Row('finished', tuple(_FINISHED[run.is_finished] for run in runs)),
     Row('training time', tuple(_time(run) for run in runs)),
-    Row('restarts in place', tuple(_restarts(run) for run in runs)),
+    Row('losses and joins', tuple(_losses_and_joins(run) for run in runs)),
     _speed_row(runs),
   ]
   for labels, texts in ((_RATES, facts), (_FACTS, [run.facts for run in runs])):
@@ -143,7 +143,7 @@ def _time(run):
   return progress.duration(sum(line.get('seconds', 0) for line in run.train))
 
 
-def _restarts(run):
+def _losses_and_joins(run):
   seconds = [line['seconds'] for line in telemetry.of_kind(run.path, metric_lines.RESTART)]
   return f'{len(seconds)}, {sum(seconds):.0f} s' if seconds else NONE
 

@@ -91,7 +91,7 @@ def test_results_are_those_of_the_files(tmp_path):
     f.write('{"kind": "train", "step": 40, "epoch": 4.0, "loss": 1.0}\n')
   cells = _cells(comparison_tables.results(runs_lib.find(paths)))
   assert cells['steps'][0] == '40' and cells['finished'][0] == 'no'
-  assert cells['restarts in place'] == ('2, 9 s', '-')
+  assert cells['losses and joins'] == ('2, 9 s', '-')
   best = {row.label: sorted(row.best) for row in rows if row.best}
   assert best == {
     'loss, best validation': [1],
