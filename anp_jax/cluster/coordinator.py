@@ -319,9 +319,9 @@ class Coordinator:
     if self._members.can_go_without(member.index):
       self._fail(member, termination.TRY_AGAIN, f'stuck for {seconds}')
       return
-    why = f'nothing has moved for {seconds}: {self._members.late()} late'
+    why = f'nothing has moved for {seconds}: {self._members.late(member)} late'
     text = f'{why}{self._members.whereabouts()}'
-    late = self._members.late_ranks()
+    late = self._members.late_ranks(member)
     if self._members.are_elastic and len(late) < len(self._members.ranks):
       end = [termination.TRY_AGAIN, text, True]
       self._regrouping.begin(dict.fromkeys(late, why), dict.fromkeys(late, end))

@@ -95,13 +95,15 @@ def _row(member, trains, now):
     delay=(last['delay'] - first['delay']) / seconds,
     round_trip=1000 * last['round_trip'],
   )
+  # Where processes make steps of their own, a step's number does not count them.
+  if steps <= 0 or not member.info['steps_together']:
+    return row
   # A run that is resumed comes from step 0 to its own without making a step.
-  if steps <= 0 or first['phase'] not in (*watchdog.STEPPING, *watchdog.PAUSES):
+  if first['phase'] not in (*watchdog.STEPPING, *watchdog.PAUSES):
     return row
   waits, works = (1000 * spent.get(phase, 0.0) / steps for phase in watchdog.STEPPING)
   # What a GPU does is not seen here.
-  kinds = _KINDS if member.info['platform'] == 'cpu' else _KINDS[:-1]
-  compared = kinds if member.info['steps_together'] else ()
+  compared = _KINDS if member.info['platform'] == 'cpu' else _KINDS[:-1]
   return row._replace(input=waits, rest=works, compared=compared)
 
 

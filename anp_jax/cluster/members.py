@@ -297,15 +297,21 @@ class Members(dict[int, Member]):
     """How many have come: '2 of 3 are here'."""
     return f'{len(self)} of {len(self._expected)} are here'
 
-  def late_ranks(self) -> list[int]:
-    """Returns the ranks that train and are behind; all if none is."""
+  def late_ranks(self, stalled: Member) -> list[int]:
+    """Returns the ranks that train and are behind when one has stalled; all if none is.
+
+    Where processes make steps of their own, only that one is known to be late once it
+    has made some.
+    """
+    if stalled.state.get('step') and not stalled.info['steps_together']:
+      return [stalled.index]
     progress = {i: self[i].progress() for i in sorted(self.keys() & set(self.ranks))}
     least = min(progress.values())
     return [i for i, where in progress.items() if where == least]
 
-  def late(self) -> str:
+  def late(self, stalled: Member) -> str:
     """Names the processes that are behind: 'rank 1 on node2 is'; all if none is."""
-    names = [self[i].name for i in self.late_ranks()]
+    names = [self[i].name for i in self.late_ranks(stalled)]
     if len(names) == len(self.keys() & set(self.ranks)):
       return 'all ranks are equally'
     return f'{listed(names)} {"is" if len(names) == 1 else "are"}'

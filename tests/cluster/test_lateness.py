@@ -130,7 +130,7 @@ def test_rows_are_differences_of_the_last_heartbeats():
   assert second[2:11] == pytest.approx(want)  # 20 steps in 4 s
   assert second.compared == ('input', 'computing')
   member.info['steps_together'] = False  # the steps of two workers have nothing in common
-  assert lateness.rows(run, now=15.0)[1] == second._replace(compared=())
+  assert lateness.rows(run, now=15.0)[1] == second._replace(input=0.0, rest=0.0, compared=())
   run.ranks = [0]
   assert lateness.rows(run, now=15.0)[1].phase == 'spare'
 

@@ -35,10 +35,21 @@ def test_who_is_late(phases, late):
     if text:
       phase, step = text.split()
       run[index].state = {'phase': phase, 'step': int(step)}
-  assert run.late() == late
+  assert run.late(run[0]) == late
   whereabouts = [text.removesuffix(' 0') or 'starting' for text in phases.split(', ')]
   want = '; '.join(f'{i}: {text}' for i, text in enumerate(whereabouts))
   assert run.whereabouts() == f' (rank: what it does, step; {want})'
+
+
+def test_who_makes_steps_of_its_own_is_late_when_it_has_stalled():
+  """The stations of a ring train at different steps of their models."""
+  run = _members(0, 1, 2, steps_together=False)
+  for index, step in enumerate((49, 52, 149)):
+    run[index].state = {'phase': 'step', 'step': step}
+  assert run.late(run[1]) == 'rank 1 on node1 is' and run.late_ranks(run[1]) == [1]
+  for index, phase in enumerate(('comparing', 'comparing', 'loading')):
+    run[index].state = {'phase': phase, 'step': 0}
+  assert run.late(run[1]) == 'rank 2 on node2 is'
 
 
 def test_who_is_missing():

@@ -68,8 +68,15 @@ def test_one_worker_is_sync(tmp_path, config, one_device, monkeypatch):
 
 
 @pytest.mark.slow
-def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
-  runs = []
+def test_number_of_servers_changes_no_bit(tmp_path, config, one_device, monkeypatch):
+  runs, steps = [], set()
+  beat = cluster.Processes.heartbeat
+
+  def heartbeat(self, phase, step=0):
+    steps.add(step)
+    beat(self, phase, step)
+
+  monkeypatch.setattr(cluster.Processes, 'heartbeat', heartbeat)
   for servers in (1, 3):
     keys = {
       'duration': '3 steps',
@@ -82,6 +89,7 @@ def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
     serving.run(server_config, tmp_path / str(servers), servers + 1)
     runs.append(launching.weights(tmp_path / str(servers)))
   serving.same_bits(*runs)
+  assert 3 in steps and steps <= {0, 1, 2, 3}  # of all processes: a step is a version
 
 
 @pytest.mark.slow

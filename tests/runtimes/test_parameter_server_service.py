@@ -212,7 +212,9 @@ def test_a_call_from_before_a_release_gets_no_ticket(server, monkeypatch):
   first = [session.take('lost')['ticket'] for _ in range(5)]
   call = threads.start(lambda: session.take('lost'), 'call')  # none is left
   time.sleep(0.1)
-  number = server.client.ask('release', worker='lost')['session']
+  answer = server.client.ask('release', worker='lost')
+  number = answer['session']
+  assert answer['version'] == server.store.version == 0
   assert call.result(10) == session.take('lost') == {'wait': True}
   tickets = [session.take('lost', number)['ticket'] for _ in range(2)]
   assert [*tickets, *(session.take('other')['ticket'] for _ in range(3))] == first

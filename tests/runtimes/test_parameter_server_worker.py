@@ -4,12 +4,18 @@ from concurrent import futures
 import contextlib
 import threading
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from anp_jax.runtimes.parameter_server import gradient_worker as worker_lib, log as log_lib, threads
-from tests import serving
+from anp_jax.runtimes.parameter_server import (
+  gradient_worker as worker_lib,
+  log as log_lib,
+  parameter_server_run,
+  threads,
+)
+from tests import launching, serving
 
 
 def test_rows_are_those_of_the_ticket(config):
@@ -211,6 +217,43 @@ def test_a_gradient_that_would_be_dropped_is_not_sent(config, answer, keys):
   session._process((7, 0), 'batch', 0.0)
   sending = [] if answer else [('put', (7, 0)), ('commit', None)]
   assert requests == [('check', 5), *sending]
+
+
+def test_a_worker_knows_the_newest_version_that_it_has_read(config):
+  versions = iter([5, 7, 6])  # two gradients in flight read at the same time
+  server = types.SimpleNamespace()
+  vector = types.SimpleNamespace(dtype=np.dtype(np.float32))
+  layout = types.SimpleNamespace(slices=[slice(0, 1)], params=vector, stats=vector)
+  server.get = lambda *_, **__: ({'version': next(versions)}, np.zeros(8, np.uint8))
+  worker = types.SimpleNamespace(name='a', progress=0, version=3, over=threading.Event())
+  setup = types.SimpleNamespace(config=serving.config_of(config), layout=layout)
+  setup.feed = lambda *_: _Feed()
+  session = worker_lib._WorkerSession(worker, [server], setup, 1, session=7)
+  reads_and_versions = []
+  for _ in range(3):
+    reads, _, _ = session._pull((0, 0))
+    reads_and_versions.append((reads, worker.version))
+  assert reads_and_versions == [([5], 5), ([7], 7), ([6], 7)]
+
+
+def test_the_step_of_a_process_is_the_version_that_it_knows(config):
+  """Its progress counts requests, and shows that it lives."""
+  worker, server = (types.SimpleNamespace(progress=0, version=0) for _ in range(2))
+  processes, beats = mock.Mock(**{'vote.return_value': 0}), []
+  participant = serving.participant(config, '')
+  participant.invited.set_result({})
+
+  def run():
+    for progress, version in (1316, 599), (1317, 599), (1318, 600):
+      processes.heartbeat.reset_mock()
+      worker.version, server.version = 598, version
+      worker.progress = progress
+      launching.wait_until(lambda: processes.heartbeat.call_args, 10, pause=0.01)
+      beats.append(processes.heartbeat.call_args)
+
+  worker.run, server.run = run, lambda: None
+  parameter_server_run._wait_for_jobs(processes, participant, [worker, server])
+  assert beats == [mock.call('step', v) for v in (599, 599, 600)]
 
 
 def test_the_mean_of_staleness_counts_the_stalest_as_they_are():

@@ -79,7 +79,7 @@ class _RingProcess:
     """Opens the port of this process, which `stack` closes; nothing is trained yet."""
     self._processes, self._store = processes, store
     self._end: messages.End | None = None
-    self._latest = ('', 0)  # phase and progress of the last heartbeat
+    self._latest = ('', 0)  # phase and progress at the last heartbeat
     spans = spans_lib.Spans(ring.workdir, processes.index)
     queues = {r.station.number: messages.MessageQueue(r.place) for r in runners}
     self._sender = messages.Sender(ring, processes, store, spans, queues)
@@ -140,7 +140,7 @@ class _RingProcess:
     latest = phase, sum(worker.progress for worker in self._workers)
     if latest != self._latest or phase == 'waiting':  # else nothing has moved
       self._latest = latest
-      self._processes.heartbeat(*latest)
+      self._processes.heartbeat(phase, max(worker.step for worker in self._workers))
 
   def _finish(self):
     """Saves and scores what waits; returns the steps of models in the ring."""

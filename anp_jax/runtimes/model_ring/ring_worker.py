@@ -38,6 +38,7 @@ class RingWorker:
   Attributes:
     phase: phase of its work, for `cluster.Processes.heartbeat`.
     progress: steps made since the start, and models prepared for.
+    step: step of the model that it trains, or has trained last.
   """
 
   def __init__(
@@ -58,20 +59,18 @@ class RingWorker:
       send_event: (address, event) -> None, see `messages.Sender`.
     """
     self.phase = 'waiting'
-    self.progress = 0
+    self.progress = self.step = 0
     self._runners, self._ring = runners, runners.ring
     self._number = runners.station.number
     self._store, self._spans = store, spans
     self._send_event = send_event
     self._queue = queue
-    self._models: Sequence[int] = ()
     self._handlers = {
       messages.ModelMessage: self._train,
       messages.ScoreRequest: self._score,
       messages.Ranked: self._keep,
       messages.Retired: self._retire,
     }
-    self._thread = threading.Thread(target=self._run, name=f'station {self._number}', daemon=True)
 
   def start(self, models: Sequence[int]) -> None:
     """Begins to work.
@@ -80,7 +79,8 @@ class RingWorker:
       models: models to prepare for before the first arrives, so that no station
         waits while another compiles.
     """
-    self._models = models
+    name = f'station {self._number}'
+    self._thread = threading.Thread(target=self._run, args=(models,), name=name, daemon=True)
     self._thread.start()
 
   def stop(self) -> None:
@@ -113,12 +113,12 @@ class RingWorker:
     self.stop()
     self._runners.close()
 
-  def _run(self):
+  def _run(self, models):
     try:
       # All arrays of a station lie on its devices, also those made on the way,
       # such as a seed.
       with jax.default_device(self._runners.station.mesh.devices.flat[0]):
-        self._prepare()
+        self._prepare(models)
         while (message := self._queue.get()) is not None:
           self._handlers[type(message)](message)
     except BaseException as e:  # noqa: BLE001 - raised by the main thread
@@ -133,8 +133,8 @@ class RingWorker:
     finally:
       self.phase = before
 
-  def _prepare(self):
-    for model in self._models:
+  def _prepare(self, models):
+    for model in models:
       if self._queue.closed:
         return
       runner = self._runners[model]
@@ -150,7 +150,8 @@ class RingWorker:
     if segment is None or segment.station != self._number:
       self._send_on(message)  # it fills no batch here
       return
-    step, state = message.step, message.state
+    self.step = step = message.step
+    state = message.state
     message.state = None  # it will be donated
     with self._record('prepare', model, segment.lap):
       if state is None:
@@ -163,6 +164,7 @@ class RingWorker:
         for metrics, current in runner.train(
           state, message.step, segment.steps, lambda: self._queue.closed
         ):
+          self.step = metrics.step
           self.progress += 1
           self._store.record_step(model, metrics)
           if current is not None:

@@ -75,6 +75,7 @@ class Worker:
   Attributes:
     name: name of this start of its process; others take over when that is gone.
     progress: requests made and gradients computed; grows while it lives.
+    version: newest version of the weights that it knows.
     over: set when it is to end.
   """
 
@@ -88,7 +89,7 @@ class Worker:
       prepare: server 0's settings -> setup.
     """
     self.name = participant.name
-    self.progress = 0
+    self.progress = self.version = 0
     self.over = participant.over
     self._participant = participant
     self._prepare = prepare
@@ -116,8 +117,9 @@ class Worker:
         stack.callback(servers[-1].close)
       while not self.over.is_set():
         try:
-          session = servers[0].ask('release', worker=self.name)['session']
-          _WorkerSession(self, servers, setup, invitation['data_shards'], session).run()
+          answer = servers[0].ask('release', worker=self.name)
+          self.version = answer['version']
+          _WorkerSession(self, servers, setup, invitation['data_shards'], answer['session']).run()
         except transport.CONNECTION_ERRORS as e:
           if 'refused:' in str(e):
             raise cluster.RunFailedError(error_lines.typed_line(e)) from e
@@ -257,6 +259,7 @@ class _WorkerSession:
     if answer is None:
       return None
     version, data = answer
+    self._worker.version = max(version, self._worker.version)
     weights = functools.partial(self._weights, at_least=version, **request)
     answers = [*self._transfers.map(weights, self._servers[1:])]
     if None in answers:

@@ -114,7 +114,8 @@ def _wait_for_jobs(processes, participant, members):
   Args:
     processes: this one among all.
     participant: this process.
-    members: `Worker` and `SecondaryServer`, whose progress shows that they live.
+    members: `Worker` and `SecondaryServer`, whose progress shows that they live; the
+      step is the newest version that one of them knows.
   """
   progress, has_told = 0, False
   waiting: Collection[futures.Future] = [threads.start(m.run, type(m).__name__) for m in members]
@@ -126,7 +127,7 @@ def _wait_for_jobs(processes, participant, members):
       processes.heartbeat('starting')
     elif members[0].progress != progress:
       progress = members[0].progress
-      processes.heartbeat('step', progress)
+      processes.heartbeat('step', max(member.version for member in members))
     if processes.vote() and not has_told:
       processes.send(0, chief_lib.STOP)
       has_told = True

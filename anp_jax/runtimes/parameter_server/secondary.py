@@ -21,6 +21,7 @@ class SecondaryServer:
 
   Attributes:
     progress: requests made; grows while this server lives.
+    version: updates applied to its slice.
   """
 
   def __init__(
@@ -36,7 +37,7 @@ class SecondaryServer:
       service: port of the server, which `run` closes.
       prepare: server 0's settings -> setup.
     """
-    self.progress = 0
+    self.progress = self.version = 0
     self._participant = participant
     self._service = service
     self._prepare = prepare
@@ -74,6 +75,7 @@ class SecondaryServer:
     self._service.opened.set_result(session_lib.Session(store))
     version = store.version
     while not participant.over.is_set():
+      self.version = store.version
       self.progress += 1
       try:
         for order, contributions in chief.ask('updates', server=index, since=version)['updates']:

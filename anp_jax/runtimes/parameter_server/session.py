@@ -78,14 +78,14 @@ class ChiefSession(Session):
     self._changed = threading.Condition()
 
   def release(self, worker: str) -> dict:
-    """Gives the tickets of a worker to others, and answers with its next session's number.
+    """Gives the tickets of a worker to others; answers with its next session's number.
 
     Its connection or its process is lost: no answer to its earlier calls reaches it.
     """
     with self._changing():
       self.scheduler.release(worker)
       self._sessions[worker] += 1
-      return {'session': self._sessions[worker]}
+      return {'session': self._sessions[worker], 'version': self.store.version}
 
   def take(self, worker: str, session: int = 0) -> dict:
     """Answers with a ticket, or nothing yet, and never a ticket to an earlier session."""
