@@ -48,13 +48,13 @@ _BUDGET = {
   'anp_jax/parallel': 1_545,
   'anp_jax/predict': 590,
   'anp_jax/reporting': 2_215,
-  'anp_jax/runtimes': 5_485,
+  'anp_jax/runtimes': 5_495,
   'anp_jax/system': 2_470,
   'anp_jax/tools': 5_850,
   'anp_jax/training': 1_145,
-  'core': 30_525,
+  'core': 30_545,
   'scripts': 2_500,
-  'tests': 38_735,
+  'tests': 38_840,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
