@@ -3,10 +3,11 @@
 A process that restarts in place inherits its copies as open files without a name: they
 end with the last process that holds them. All processes copy the same steps. A copy
 replaces the one before once it is whole; where the state is divided over the
-processes, each one also copies the part of the next one, and keeps the copy before,
-as another process may be lost while it writes.
+processes, each one also copies the part of one on the next host, and keeps the copy
+before, as another process may be lost while it writes.
 """
 
+import collections
 from collections.abc import Callable
 import math
 import threading
@@ -199,7 +200,7 @@ class HostMirror:
     )
 
   def _copies(self, leaves):
-    """Fresh buffers: of this process, and of the next process's divided parts."""
+    """Fresh buffers: of this process, and of another one's divided parts."""
     shifted = [
       self._shifted(leaf, abstract.sharding.spec)
       for leaf, abstract, divided in zip(leaves, self._leaves, self._is_divided, strict=True)
@@ -218,8 +219,14 @@ class HostMirror:
 
   @property
   def _shift(self):
-    """Positions on the batch's axes from a device to the one like it in the next process."""
-    return mesh_lib.batch_devices(self._mesh) // self._processes.count
+    """Positions on the batch's axes from a device to the one whose part it copies.
+
+    That is on another host, if there are several and none has more than half of the
+    processes: the mesh has those of a host side by side. Else it is in another process.
+    """
+    sizes = collections.Counter(self._processes.hosts).values()
+    processes = max(sizes) if len(sizes) > 1 else 1
+    return processes * mesh_lib.batch_devices(self._mesh) // self._processes.count
 
   def _pieces(self, copies, shifted):
     """The blocks of this process, each once."""

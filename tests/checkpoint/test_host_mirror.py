@@ -21,8 +21,8 @@ class _Processes:
 
   index = 0
 
-  def __init__(self, count=1, descriptors=(), values=()):
-    self.count = count
+  def __init__(self, count=1, descriptors=(), values=(), hosts=('',)):
+    self.count, self.hosts = count, hosts
     self.generation = generation.FIRST._replace(descriptors=dict(descriptors))
     self._values = list(values)
 
@@ -162,6 +162,28 @@ def test_devices_without_room_beside_the_step_copy_nothing(
     mirror.keep_if_due(step, lambda: state)
   assert mirror.wait() == (2 if is_kept else -1)
   assert ('a device has no room for it' in capsys.readouterr().out) == (not is_kept)
+
+
+@pytest.mark.parametrize('hosts', ['a a a a', 'a b b a', 'a a b c', 'a a a b', 'a b a b a b b a'])
+def test_all_parts_survive_the_loss_of_a_host(hosts):
+  """Or that of one process, where there is one host, or one has more than half of them."""
+  hosts = hosts.split()
+  count = len(hosts)
+  state, abstract, values = _state(count, divided=True)
+  mirror = host_mirror.HostMirror(abstract, _Processes(count, hosts=hosts), every=1)
+  (copies,) = mirror._copy(jax.tree.leaves(state))[1]
+  indices = copies.sharding.devices_indices_map(copies.shape)
+  parts = []  # by position in the mesh, its own and the one that it copies
+  for position, shard in enumerate(copies.addressable_shards):
+    index = indices[mirror._next(shard.device)]
+    np.testing.assert_array_equal(shard.data, values['kernel'][index])
+    parts.append({position, index[0].start * count // 16})
+  places = sorted(hosts, key=hosts.index)  # `mesh.create` has those of a host side by side
+  if max(map(places.count, places)) > count / 2:
+    places = range(count)
+  for lost in set(places):
+    left = [two for two, place in zip(parts, places, strict=True) if place != lost]
+    assert set().union(*left) == {*range(count)}
 
 
 @pytest.mark.parametrize('where', [0, 20])
