@@ -198,15 +198,16 @@ class Recorder:
         telemetry.log(f'caution  scores are of {count:,} images from here on, {before:,} before')
 
   def report_restart(self) -> None:
-    """Says how a run goes on in place, once its first step has been computed."""
+    """Says how a run goes on in place, once it has computed a step, if one is left."""
     generation = self._processes.generation
+    before = generation.interruption
     if generation.number:
       self.telemetry.restart(
         list(generation.lost.values()),
-        self._processes.count,
+        (self._processes.count, len(before.names)),
         self.start_step,
-        time.time() - generation.lost_at,
-        max(generation.step - 1 - self.start_step, 0),
+        time.time() - before.at,
+        max(before.step - self.start_step, 0),
       )
 
   def owes_evaluation(self) -> bool:

@@ -36,7 +36,7 @@ class Run:
     Raises:
       ConfigError: if the config fits neither the devices nor the workdir.
     """
-    self._timer = startup.StartupTimer(invocation.processes.generation.lost_at)
+    self._timer = startup.StartupTimer(invocation.processes.generation.interruption.at)
     self._timer.end_phase('imports')
     self._starting = contextlib.ExitStack()
     self._processes = invocation.processes
@@ -68,6 +68,7 @@ class Run:
     recorder = self.recorder
     if recorder.owes_evaluation():
       self.evaluate(recorder.start_step, self.take_state())
+    recorder.report_restart()
     recorder.close()
     return recorder.finish(recorder.start_step)
 
@@ -158,6 +159,8 @@ class Run:
     telemetry.log(self._timer.text())
     telemetry.log_duration('start', self._timer.before('first batch'))
     self.recorder.report_restart()
+    if self._processes.is_elastic:
+      self._processes.follow(lambda: self.log.step)
     telemetry.start_timing(self.recorder.start_step + 1)
 
   def save(self, step: int, state: Any) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from anp_jax import __main__ as main, cluster, recorder as recorder_lib, run as run_lib, train
 from anp_jax.checkpoint import run_dir
+from anp_jax.cluster import generation
 from anp_jax.reporting import delayed_metrics, run_page, telemetry
 from tests import builders, launching, listed_sets, serving
 
@@ -131,6 +132,21 @@ def test_finished_run_says_so_and_changes_nothing(finished, copied, capsys):
   assert 'is finished: step 12 of 12' in capsys.readouterr().out
   assert (folder / 'metrics.jsonl').read_text() == lines
   assert again['anp_top1'] == finished.scores['anp_top1']
+
+
+def test_a_loss_after_the_last_step_is_recorded_too(copied):
+  """In the last evaluation: no step follows."""
+  config, folder = copied
+  processes = cluster.Processes(config)
+  before = generation.Interruption(time.time() - 50, 12, {0: 'rank 0 on a', 1: 'rank 1 on b'})
+  processes.generation = generation.Generation(
+    1, lost={1: 'rank 1 on b has gone'}, interruption=before
+  )
+  train.run(config, str(folder), processes=processes)
+  (line,) = telemetry.of_kind(str(folder), 'restart')
+  assert 50 <= line.pop('seconds') < 100
+  fields = {'lost': ['rank 1 on b has gone'], 'processes': 1, 'repeated': 0}
+  assert line == {'kind': 'restart', 'step': 12, **fields}
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ class Processes:
     tell = client.tell if client and client.is_elastic else None
     self._stop = preemption.StopHandler(config, stop_seconds, tell)
     if client:
-      client.attach(self.order, self.step)
+      client.attach(self.order)
     if self.generation.stops:
       self.order('stop')
 
@@ -183,6 +183,11 @@ class Processes:
     """Sets the numbers of processes over which the batch of an elastic run divides."""
     if self._client:
       self._client.set_sizes(sizes)
+
+  def follow(self, step: Callable[[], int]) -> None:
+    """Sets what returns the last step whose numbers were read, once one has been computed."""
+    assert self._client is not None
+    self._client.attach(self.order, step)
 
   def restart(self) -> NoReturn:
     """Restarts in place with all others, who call it after the same step."""

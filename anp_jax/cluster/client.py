@@ -17,9 +17,11 @@ from anp_jax.cluster import (
   connection as connection_lib,
   coordinator,
   generation as generation_lib,
+  members,
   termination,
 )
 
+NO_STEP = -1
 # Longer than the coordinator may hold a failure back.
 _PASSES_ON_WITHIN = 5.0  # seconds
 
@@ -86,7 +88,7 @@ class CoordinatorClient:
     self._ended = threading.Event()  # all may hang up, or were told to end
     # Until they are attached
     self._order: Callable[[str], object] = lambda order: None
-    self._step: Callable[[], int] = int
+    self._step: Callable[[], int] = lambda: NO_STEP
     self.start = Start()
     self._connection = connection_lib.Connection(connected, settings.heartbeat_timeout)
     self._connection.send(info)
@@ -151,12 +153,15 @@ class CoordinatorClient:
     self.generation = self.generation._replace(sizes=tuple(sizes))
     self._connection.send({'sizes': sizes})
 
-  def attach(self, order: Callable[[str], object], step: Callable[[], int]) -> None:
+  def attach(
+    self, order: Callable[[str], object], step: Callable[[], int] = lambda: NO_STEP
+  ) -> None:
     """Sets what this process does and tells at the coordinator's word.
 
     Args:
       order: makes this process vote to 'stop', or to 'pause' for a restart.
-      step: returns the step that this process computes.
+      step: returns the last step whose numbers were read; NO_STEP until one has been computed
+        since the start.
     """
     self._order, self._step = order, step
 
@@ -183,18 +188,14 @@ class CoordinatorClient:
     """Returns once this process trains; meanwhile it is a spare."""
     for message in messages:
       if 'go' in message:
-        go = message['go']
-        addresses = generation_lib.addresses(go.pop('addresses'))
-        self.generation = self.generation._replace(
-          number=go.pop('number'),
-          rank=go['rank'],
-          addresses=addresses,
-          sizes=tuple(go.pop('sizes')) or self.generation.sizes,
-          started_at=go.pop('started_at'),
-        )
+        go = generation_lib.parsed(message['go'])
+        sizes = go.pop('sizes') or self.generation.sizes
+        values = {name: go.pop(name) for name in ('number', 'addresses', 'lost', 'started_at')}
+        self.generation = self.generation._replace(rank=go['rank'], sizes=sizes, **values)
         self.start = Start(**{**go, 'hosts': tuple(go['hosts'])})
         if self.start.rank in self.start.ranks:
           return
+        self._step = int  # it does not know what the others compute
         print('this process is a spare: it waits until another one is lost', flush=True)
         if threading.current_thread() is threading.main_thread():
           for number in generation_lib.HELD_BACK:
@@ -223,12 +224,9 @@ class CoordinatorClient:
 
   def _go_on_without_coordinator(self):
     """Restarts this process, or ends it where the run cannot go on."""
-    reason = 'has gone: its process was ended, or its host'
+    reason = members.GONE
     if self._connection.is_silent:
-      reason = (
-        f'has been silent for {self._connection.max_silence:g} s: its '
-        'process is stopped, or its host dead or cut off from the network'
-      )
+      reason = f'has been silent for {self._connection.max_silence:g} s: {members.SILENT}'
     lost = {rank: f'{self.start.name(0)} {reason}' for rank in self.start.ranks[:1]}
     if self.is_elastic:
       self._restart_with(lost=lost, coordinator=-1)
@@ -236,11 +234,15 @@ class CoordinatorClient:
       self._leave(termination.TRY_AGAIN, *lost.values(), False)
 
   def _restart_with(self, **values):
-    values |= {
-      'number': self.generation.number + 1,
-      'step': self._step(),
-      'devices': self.start.devices,
-    }
+    """Restarts this process; what was lost since the last step counts together."""
+    values |= {'number': self.generation.number + 1, 'devices': self.start.devices}
+    ranks, step = self.start.ranks, self._step()
+    if step == NO_STEP and self.generation.interruption.at:
+      earlier = {rank: why for rank, why in self.generation.lost.items() if rank not in ranks}
+      values['lost'] = earlier | values['lost']
+    else:
+      names = {rank: self.start.name(index) for index, rank in enumerate(ranks)}
+      values['interruption'] = generation_lib.Interruption(time.time(), max(step, 0), names)
     try:
       self._restart(self.generation._replace(**values))
     except OSError as e:

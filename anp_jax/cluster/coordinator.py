@@ -158,7 +158,7 @@ class Coordinator:
       pass  # not one of ours, or its connection broke
     finally:
       if member is not None and not member.left:
-        self._lost(member, 'has gone: its process was ended, or its host')
+        self._lost(member, members_lib.GONE)
       with contextlib.suppress(OSError):
         writer.close()
 
@@ -298,11 +298,7 @@ class Coordinator:
       if not member.left:
         quiet = now - member.last_heard
         if quiet > self._settings.heartbeat_timeout:
-          self._lost(
-            member,
-            f'has been silent for {quiet:.0f} s: its process is stopped, '
-            'or its host dead or cut off from the network',
-          )
+          self._lost(member, f'has been silent for {quiet:.0f} s: {members_lib.SILENT}')
     settings = self._settings
     # The others may still write what an evaluation has found.
     timeout = max(watchdog.OTHER_FACTOR * settings.stall_timeout, settings.stop_timeout)

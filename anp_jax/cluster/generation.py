@@ -13,13 +13,26 @@ import json
 import os
 import signal
 import sys
-import time
 from typing import Any, NamedTuple, NoReturn
 
 from anp_jax.config import urls
 
 VARIABLE = 'ANP_GENERATION'
 HELD_BACK = signal.SIGTERM, signal.SIGUSR1  # during a restart
+
+
+class Interruption(NamedTuple):
+  """The end of the last generation that has computed a step.
+
+  Attributes:
+    at: seconds since 1970; 0: there is none.
+    step: last step whose numbers were read.
+    names: names of the processes that trained, by rank.
+  """
+
+  at: float = 0.0
+  step: int = 0
+  names: dict[int, str] = {}
 
 
 class Generation(NamedTuple):
@@ -29,15 +42,14 @@ class Generation(NamedTuple):
     number: number of restarts before.
     rank: rank of this process, which it keeps; -1: the launcher's.
     addresses: host and port of each process that may live, by rank.
-    lost: why each process is missing that was lost at the last restart, by rank.
+    lost: why each process is missing that was lost since the last step, by rank.
     coordinator: rank of the coordinator; -1: the lowest rank that answers.
     sizes: numbers of processes over which the batch divides.
-    step: last step that this process had begun.
     stops: whether all were told to stop, which they do after a step.
     devices: ordinals of the GPUs that this process uses; None: all it sees.
     started_at: seconds since 1970 at which the run began, by its first coordinator's
       clock, which tell it from others; 0: it has not.
-    lost_at: seconds since 1970 at which the last generation ended.
+    interruption: what the restarts since then go on from.
     descriptors: inherited files by name.
   """
 
@@ -47,11 +59,10 @@ class Generation(NamedTuple):
   lost: dict[int, str] = {}
   coordinator: int = -1
   sizes: tuple[int, ...] = ()
-  step: int = 0
   stops: bool = False
   devices: list[int] | None = None
   started_at: float = 0.0
-  lost_at: float = 0.0
+  interruption: Interruption = Interruption()
   descriptors: dict[str, int] = {}
 
 
@@ -68,13 +79,16 @@ def current(environment: Mapping[str, str] = os.environ) -> Generation:
 def parsed(values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns fields of a generation from JSON values, whose keys are text."""
   result = dict(values, addresses=addresses(values['addresses']), sizes=tuple(values['sizes']))
-  result['lost'] = {int(rank): why for rank, why in values['lost'].items()}
+  result['lost'] = _by_rank(values['lost'])
+  if 'interruption' in values:
+    at, step, names = values['interruption']
+    result['interruption'] = Interruption(at, step, _by_rank(names))
   return result
 
 
 def addresses(values: Mapping[str, Sequence]) -> dict[int, tuple[str, int]]:
   """Returns addresses by rank from JSON values."""
-  return {int(rank): (host, port) for rank, (host, port) in values.items()}
+  return {rank: (host, port) for rank, (host, port) in _by_rank(values).items()}
 
 
 def keep(name: str, descriptor: int) -> None:
@@ -95,8 +109,12 @@ def restart(generation: Generation) -> NoReturn:
     if descriptor > 2:
       with contextlib.suppress(OSError):  # the one that lists them
         os.set_inheritable(descriptor, descriptor in descriptors.values())
-  generation = generation._replace(lost_at=time.time(), descriptors=descriptors)
+  generation = generation._replace(descriptors=descriptors)
   environment = {**os.environ, **urls.inherited(), VARIABLE: json.dumps(generation._asdict())}
   # They wait until the next program listens: else they would end it, and its copies.
   signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
   os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def _by_rank(values):
+  return {int(rank): value for rank, value in values.items()}

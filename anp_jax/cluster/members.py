@@ -12,6 +12,9 @@ from anp_jax.cluster import generation as generation_lib, process_info, terminat
 
 # What a process does one after another until JAX is up, and at a step.
 _ORDER = (None, *watchdog.JOINING, 'starting', *watchdog.STEPPING, *watchdog.PAUSES, 'leaving')
+# Why a process is missing.
+GONE = 'has gone: its process was ended, or its host'
+SILENT = 'its process is stopped, or its host dead or cut off from the network'
 _MAX_NAMES = 8
 _HEARTBEATS = 8  # those of the last seconds
 
@@ -211,6 +214,7 @@ class Members(dict[int, Member]):
     self._least = max(least, 1)
     if self.go_on:
       self.ranks = self._chosen()
+      self._generation = self._generation._replace(lost=self._lost())
     present = sorted(self.keys() & set(self.ranks))
     infos = [self[rank].info for rank in present]
     if not self.go_on:
@@ -230,7 +234,7 @@ class Members(dict[int, Member]):
   def start_of(self, member: Member) -> dict:
     """What a process is sent for its start: port, hosts, ranks and its own devices."""
     start = {**self._start, 'rank': member.index, 'addresses': self.addresses, 'sizes': self.sizes}
-    start |= {'number': self._generation.number, 'started_at': self._generation.started_at}
+    start |= {name: getattr(self._generation, name) for name in ('number', 'started_at', 'lost')}
     return start | ({'devices': member.info['devices']} if member.index in self.ranks else {})
 
   def next_generation(self, lost: Mapping[int, str], gone: Container[int] = ()) -> dict:
@@ -264,6 +268,14 @@ class Members(dict[int, Member]):
     """The largest number of processes, of so many, over which the batch divides."""
     sizes = self.sizes or range(1, count + 1)
     return max((size for size in sizes if size <= count), default=0)
+
+  def _lost(self):
+    """Why each process is missing that trained before, by rank, also if nobody was told."""
+    lost, names = dict(self._generation.lost), self._generation.interruption.names
+    for rank in names.keys() - self.keys():
+      why = f'does not answer: {SILENT}' if rank in self.addresses else GONE
+      lost.setdefault(rank, f'{names[rank]} {why}')
+    return lost
 
   def _chosen(self):
     """The ranks that train, the coordinator's first, then those with the state."""

@@ -133,7 +133,11 @@ class Input(Protocol):
 
 
 class TrainingLog:
-  """Passes delayed metrics to telemetry, every few steps."""
+  """Passes delayed metrics to telemetry, every few steps.
+
+  Attributes:
+    step: last step whose numbers were read.
+  """
 
   def __init__(
     self,
@@ -155,7 +159,7 @@ class TrainingLog:
       feed: training batches.
     """
     self._metrics = DelayedMetrics(names)
-    self._telemetry = telemetry
+    self._telemetry, self.step = telemetry, telemetry.start_step
     self._damage = damage
     self._every, self._total = every, total
     self._feed = feed
@@ -185,7 +189,7 @@ class TrainingLog:
     if metrics is None:
       return preemption.CONTINUE
     self._damage.add_step(metrics.values['damaged'])
-    step = metrics.step
+    self.step = step = metrics.step
     if step % self._every == 0 or step == self._total:
       waited = self._feed.waited - self._waited
       self._waited = self._feed.waited

@@ -225,20 +225,21 @@ class Telemetry:
       self._write_line(metric_lines.START, step, **fields)
 
   def restart(
-    self, lost: Sequence[str], processes: int, step: int, seconds: float, repeated: int
+    self, lost: Sequence[str], processes: tuple[int, int], step: int, seconds: float, repeated: int
   ) -> None:
     """Records that the run goes on after some of its processes were lost or have come.
 
     Args:
       lost: why each process is missing that was lost; () where one has come.
-      processes: number of processes that go on.
+      processes: number of processes that go on, and of those before.
       step: step from which they go on.
-      seconds: time from the loss to the end of the next step; 0 where nobody waits.
-      repeated: number of steps that were computed before.
+      seconds: time from the first loss to the end of the next step; 0 where nobody waits.
+      repeated: number of steps whose numbers were read before.
     """
-    why = '; '.join(lost) or 'the processes have changed'
+    why, (count, before) = '; '.join(lost) or 'the processes have changed', processes
+    of = f' of {before}' if count < before else ''
     self.log(
-      f'{why}: going on with {processes} {"process" if processes == 1 else "processes"} from '
+      f'{why}: going on with {count}{of} {"process" if max(processes) == 1 else "processes"} from '
       f'step {step}; {seconds:.1f} s; {repeated} '
       f'{"step" if repeated == 1 else "steps"} computed again'
     )
@@ -246,7 +247,7 @@ class Telemetry:
       metric_lines.RESTART,
       step,
       lost=list(lost),
-      processes=processes,
+      processes=count,
       seconds=seconds,
       repeated=repeated,
     )

@@ -2,14 +2,24 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import queue
 import socket
 import threading
+import types
 
 import pytest
 
-from anp_jax.cluster import coordinator, generation, members, process_info, regrouping, termination
+from anp_jax.cluster import (
+  client as client_lib,
+  coordinator,
+  generation,
+  members,
+  process_info,
+  regrouping,
+  termination,
+)
 from tests import coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
@@ -52,6 +62,83 @@ def test_a_lost_process_is_named_and_left_out():
   assert not run.ended
 
 
+def _end_coordinator(run):
+  for member in run.coordinator._members.values():
+    member.left = True  # nobody is told by a coordinator that is dead
+  run.close_connections()
+
+
+@pytest.fixture
+def compiling():
+  """A client of a run that goes on from step 12 without rank 3, and what ends its generation."""
+  before = generation.Interruption(5.0, 12, {rank: f'rank {rank} on a' for rank in range(4)})
+  new = _generation(0, 1, 2)._replace(lost={3: 'rank 3 is late'}, interruption=before)
+  run = _members(0, (0, 1, 2), new)
+  run.begin(99, least=1)
+  settings = types.SimpleNamespace(heartbeat_timeout=coordinating.SOON)
+  ours, zero = socket.socketpair()
+  restarts = queue.Queue()
+  with ours, zero:
+
+    def say(message):
+      zero.sendall(json.dumps(message).encode() + b'\n')
+
+    def next_generation(is_told):
+      if is_told:
+        say({'regroup': run.next_generation({1: 'rank 1 is gone'})})
+      else:
+        zero.shutdown(socket.SHUT_RDWR)
+      return restarts.get(timeout=coordinating.SOON)
+
+    say({'go': run.start_of(run[2])})
+    old = new._replace(lost={})  # it was not told
+    client = client_lib.CoordinatorClient(
+      ours, {'elastic': True}, settings, old, restart=restarts.put
+    )
+    yield client, next_generation
+
+
+@pytest.mark.parametrize('is_told', [True, False])
+def test_a_loss_before_the_next_step_adds_to_the_one_before(compiling, is_told):
+  """Also where the coordinator is lost, which cannot tell."""
+  started, next_generation = compiling
+  new = next_generation(is_told)
+  gone = 'rank 0 on node0 has gone: its process was ended, or its host'
+  lost = {1: 'rank 1 is gone'} if is_told else {0: gone}
+  assert new.lost == {3: 'rank 3 is late', **lost} and new.number == 2
+  assert new.interruption == started.generation.interruption
+  assert new.interruption[:2] == (5.0, 12)
+
+
+def test_a_loss_after_a_step_is_another_one(compiling):
+  started, next_generation = compiling
+  started.attach(lambda order: None, lambda: 14)
+  new = next_generation(is_told=True)
+  assert new.lost == {1: 'rank 1 is gone'} and new.interruption.at > 5.0
+  names = {rank: f'rank {rank} on node{rank}' for rank in range(3)}
+  assert (new.interruption.step, new.interruption.names) == (14, names)
+
+
+@pytest.mark.parametrize(
+  'is_dead, why',
+  [
+    (True, 'has gone: its process was ended, or its host'),
+    (False, 'does not answer: its process is stopped, or its host dead or cut off from the '),
+  ],
+)
+def test_one_that_is_lost_with_another_is_named_too(is_dead, why):
+  """Nobody was told, as all were restarting."""
+  before = generation.Interruption(names={rank: f'rank {rank} on a' for rank in range(4)})
+  run = _members(
+    0, (0, 2), _generation(0, 1, 2)._replace(lost={3: 'rank 3 is late'}, interruption=before)
+  )
+  if is_dead:
+    run.dismiss(1)
+  run.begin(99, least=1)
+  lost = run.start_of(run[2])['lost']
+  assert list(lost) == [3, 1] and lost[1].startswith(f'rank 1 on a {why}')
+
+
 def test_a_silent_process_may_still_live():
   run = _Run(3, heartbeat=9.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock())
   run.join(0, 2)
@@ -65,9 +152,7 @@ def test_a_silent_process_may_still_live():
 
 def test_without_the_coordinator_the_others_look_for_another():
   run = _started(3)
-  for rank in (1, 2):
-    run.coordinator._members[rank].left = True  # nobody is told by a coordinator that is dead
-  run.close_connections()
+  _end_coordinator(run)
   for rank, new in run.next_generations(3).items():
     if rank:
       assert new.coordinator == -1 and new.lost.keys() == {0}
@@ -96,7 +181,7 @@ def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(
   restarts = run.next_generations(2)
   assert restarts.keys() == {0, 2}
   assert restarts[0].lost == {1: 'rank 1 on node1 was told to leave'}
-  assert restarts[0].step == 17 and restarts[0].addresses.keys() == {0, 2}
+  assert restarts[0].interruption.step == 17 and restarts[0].addresses.keys() == {0, 2}
   assert run.wait_for_end(1) == [(0, 'the other processes go on with the run', False)]
 
 
@@ -161,9 +246,7 @@ def test_a_spare_knows_over_how_many_processes_the_batch_divides(comes_before):
   for step, condition in [*zip(steps, conditions)][:: 1 if comes_before else -1]:
     step()
     coordinating.wait(condition)
-  for member in run.coordinator._members.values():
-    member.left = True  # nobody is told by a coordinator that is dead
-  run.close_connections()
+  _end_coordinator(run)
   assert run.next_generations(3)[4].sizes == (1, 2, 4)
 
 
@@ -250,7 +333,8 @@ def test_a_generation_is_the_same_after_its_restart(monkeypatch):
   calls = []
   monkeypatch.setattr(generation.os, 'execve', lambda *call: calls.append(call))
   monkeypatch.setattr(generation, '_descriptors', {})
-  old = generation.Generation(3, 1, _ADDRESSES, {2: 'why'}, 0, (1, 2), 17)
+  interruption = generation.Interruption(5.5, 17, {1: 'rank 1 on a', 2: 'rank 2 on b'})
+  old = generation.Generation(3, 1, _ADDRESSES, {2: 'why'}, 0, (1, 2), interruption=interruption)
   # A copy of the state that this program inherited and has not read yet.
   copy = os.memfd_create('copy')
   old = old._replace(descriptors={'copy': copy})
@@ -260,7 +344,7 @@ def test_a_generation_is_the_same_after_its_restart(monkeypatch):
   ((program, arguments, environment),) = calls
   assert arguments[0] == program
   new = generation.current(environment)
-  assert new._replace(lost_at=0.0) == old and new.lost_at > 0
+  assert new == old
   assert generation.current({}) == generation.FIRST
 
 

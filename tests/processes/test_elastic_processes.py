@@ -94,7 +94,7 @@ def test_the_others_go_on_and_one_that_comes_back_takes_part(three, undisturbed,
   assert gone['processes'] == 2 and back['processes'] == 3 and not back['lost']
   assert gone['repeated'] <= 2
   assert re.fullmatch(rf'rank {lost} on \S+ has gone: .*', gone['lost'][0])
-  assert f'{gone["lost"][0]}: going on with 2 processes from step {gone["step"]};' in text
+  assert f'{gone["lost"][0]}: going on with 2 of 3 processes from step {gone["step"]};' in text
   _assert_same(workdir, undisturbed)
 
 

@@ -26,6 +26,8 @@ def _damage(allowed=0.5):
 class _Telemetry:
   """Keeps what it is told."""
 
+  start_step = 0
+
   def __init__(self):
     self.records = []
 
@@ -64,13 +66,15 @@ def test_a_step_that_is_not_finite_is_refused_when_it_is_read():
 
 def test_a_log_records_every_few_steps_and_the_last():
   log, telemetry, feed = _log(every=2, total=5)
-  votes = []
+  votes, read = [], [log.step]
   for step in range(1, 6):
     feed.waited += 1
     votes.append(log.push(step, _values(step, damaged=1, vote=3 * (step == 2))))
+    read.append(log.step)
+  assert read == [0, 0, 1, 2, 3, 4]
   assert [step for step, *_ in telemetry.records] == [2, 4]
   assert log.flush() == log.flush() == preemption.CONTINUE
-  assert [step for step, *_ in telemetry.records] == [2, 4, 5]
+  assert [step for step, *_ in telemetry.records] == [2, 4, 5] and log.step == 5
   # Damaged examples are counted over all steps, and every wait once.
   assert [r['damaged'] for _, r, _ in telemetry.records] == [2, 4, 5]
   assert sum(waited for *_, waited in telemetry.records) == 5

@@ -276,6 +276,33 @@ def test_a_run_records_its_command(tmp_path, monkeypatch, argv, command):
   assert telemetry.read(str(tmp_path)) == []
 
 
+@pytest.mark.parametrize(
+  'lost, processes, repeated, text',
+  [
+    (['a has gone', 'b has gone'], (2, 4), 1, 'a has gone; b has gone: going on with 2 of 4 '),
+    (['a has gone'], (1, 2), 0, 'a has gone: going on with 1 of 2 '),
+    (['a has gone'], (4, 4), 2, 'a has gone: going on with 4 '),  # a spare is there
+    ([], (4, 3), 0, 'the processes have changed: going on with 4 '),
+  ],
+)
+def test_a_restart_in_place_is_one_line_of_each_file(tmp_path, lost, processes, repeated, text):
+  stream = io.StringIO()
+  t = _telemetry(tmp_path, stream=stream, start_step=9)
+  t.restart(lost, processes, 9, 4.06, repeated)
+  steps = ['0 steps', '1 step', '2 steps'][repeated]
+  assert stream.getvalue() == f'{text}processes from step 9; 4.1 s; {steps} computed again\n'
+  assert _lines(tmp_path) == [
+    {
+      'kind': 'restart',
+      'step': 9,
+      'lost': lost,
+      'processes': processes[0],
+      'seconds': 4.06,
+      'repeated': repeated,
+    }
+  ]
+
+
 def test_each_command_that_resumes_is_recorded_once(tmp_path):
   """Also where one died before a step; and none of a run that has ended."""
   for step in (0, 0, 10, 10, 20, 1000):

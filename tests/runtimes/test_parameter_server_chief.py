@@ -34,8 +34,8 @@ def test_losses_and_joins_are_told(tmp_path, config, monkeypatch, capsys):
   lines = [line for line in capsys.readouterr().out.splitlines() if 'going on' in line]
   end = 'from step 0; 0.0 s; 0 steps computed again'
   assert lines == [
-    f'rank 1 on b {_GONE}: going on with 2 processes {end}',
-    f'rank 2 on c {_GONE}: going on with 1 process {end}',
+    f'rank 1 on b {_GONE}: going on with 2 of 3 processes {end}',
+    f'rank 2 on c {_GONE}: going on with 1 of 2 processes {end}',
     f'the processes have changed: going on with 2 processes {end}',
     f'the processes have changed: going on with 3 processes {end}',
   ]

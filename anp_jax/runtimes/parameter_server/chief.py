@@ -65,7 +65,7 @@ class Chief:
     # Ranks of the run's processes; those that it begins with may say who they are later.
     self._present = {rank for rank, host in enumerate(processes.hosts) if host or not rank}
     # Why a process was lost, [] where one has come; processes that go on; version.
-    self._changes: collections.deque[tuple[list[str], int, int]] = collections.deque()
+    self._changes: collections.deque[tuple[list[str], tuple[int, int], int]] = collections.deque()
 
   def open(self, worker: list | None) -> None:
     """Restores the newest checkpoint, or a new state, and serves it.
@@ -203,7 +203,9 @@ class Chief:
         self._tell(waiting, {'servers': servers, **self._settings()})
 
   def _note_change(self, lost):
-    self._changes.append((lost, len(self._present), self._session.store.version))
+    count = len(self._present)
+    processes = count, count + 1 if lost else count - 1
+    self._changes.append((lost, processes, self._session.store.version))
 
   def _report_changes(self):
     """Says which processes were lost, and where others have come; nobody has waited."""
