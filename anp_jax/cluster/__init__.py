@@ -34,7 +34,7 @@ from anp_jax.cluster import (
   termination,
   watchdog as watchdog_lib,
 )
-from anp_jax.config import strategy as strategy_lib, urls
+from anp_jax.config import errors, strategy as strategy_lib, urls
 from anp_jax.system import descriptors, interrupts
 
 PeerLostError = termination.PeerLostError
@@ -296,6 +296,9 @@ def start(
       f'--join: a run with config.strategy.name={config.strategy.name} and '
       f'config.cluster.elastic={config.cluster.elastic} does not go on without a process'
     )
+  least, words = config.cluster.min_processes, f'at most the number of processes, {env.count}'
+  is_met = joins or not info['elastic'] or least <= env.count
+  errors.check(is_met, 'cluster.min_processes', least, words)
   generation = generation_lib.current()
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(line_buffering=True)

@@ -58,6 +58,30 @@ def test_an_error_while_jax_starts_ends_all(starting, capsys):
   assert 'Traceback' not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+  'least, more, is_refused',
+  [
+    (2, {}, False),
+    (5, {}, True),
+    (5, {'launcher': cluster_env.JOIN, 'coordinator_address': None}, False),
+  ],
+)
+def test_a_run_needs_as_many_processes_as_it_may_not_lose(
+  monkeypatch, config, tmp_path, least, more, is_refused
+):
+  """One that joins does not know how many there are."""
+  monkeypatch.setattr(cluster, '_meet', mock.Mock(side_effect=_Gone))
+  config = config_lib.replaced(config, {'cluster.min_processes': least})
+  env = cluster_env.ClusterEnv('flags', 1, 2, 'node0:99')._replace(**more)
+  arguments = config, env, {'--mode': 'train'}, str(tmp_path)
+  if is_refused:
+    words = '^config.cluster.min_processes=5: expected at most the number of processes, 2$'
+    builders.assert_refused(words, cluster.start, *arguments)
+  else:
+    with pytest.raises(_Gone):
+      cluster.start(*arguments)
+
+
 def test_without_nvidias_tool_a_start_says_what_is_not_checked(starting, monkeypatch, capsys):
   says = 'nvidia-smi lists no GPU here: shared ones cannot be detected\n'
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
