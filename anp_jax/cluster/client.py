@@ -189,14 +189,15 @@ class CoordinatorClient:
     for message in messages:
       if 'go' in message:
         go = generation_lib.parsed(message['go'])
-        sizes = go.pop('sizes') or self.generation.sizes
+        could_grow, sizes = go.pop('could_grow'), go.pop('sizes') or self.generation.sizes
         values = {name: go.pop(name) for name in ('number', 'addresses', 'lost', 'started_at')}
         self.generation = self.generation._replace(rank=go['rank'], sizes=sizes, **values)
         self.start = Start(**{**go, 'hosts': tuple(go['hosts'])})
         if self.start.rank in self.start.ranks:
           return
         self._step = int  # it does not know what the others compute
-        print('this process is a spare: it waits until another one is lost', flush=True)
+        if not could_grow:
+          print('this process is a spare: it waits until another one is lost', flush=True)
         if threading.current_thread() is threading.main_thread():
           for number in generation_lib.HELD_BACK:
             signal.signal(number, lambda *_: os._exit(0))  # nothing is lost with it

@@ -235,6 +235,7 @@ class Members(dict[int, Member]):
     """What a process is sent for its start: port, hosts, ranks and its own devices."""
     start = {**self._start, 'rank': member.index, 'addresses': self.addresses, 'sizes': self.sizes}
     start |= {name: getattr(self._generation, name) for name in ('number', 'started_at', 'lost')}
+    start['could_grow'] = self.could_grow()
     return start | ({'devices': member.info['devices']} if member.index in self.ranks else {})
 
   def next_generation(self, lost: Mapping[int, str], gone: Container[int] = ()) -> dict:

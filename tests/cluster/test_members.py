@@ -85,6 +85,7 @@ def test_a_run_begins_once_and_knows_the_place_of_each():
     'sizes': (),
     'number': 0,
     'lost': {},
+    'could_grow': False,
   }
   assert [run.start_of(run[i])['devices'] for i in (0, 1)] == [[0], [1]]
   sent = run.start_of(run[1])

@@ -24,6 +24,7 @@ from tests import coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
 
+_SPARE = 'this process is a spare: it waits until another one is lost\n'
 _ADDRESSES = {rank: ('127.0.0.1', 1000 + rank) for rank in range(5)}
 
 
@@ -226,15 +227,21 @@ def test_a_newcomer_that_fails_ends_alone(has_state, ends_alone):
   assert not run.ended.keys() & {0, 1}
 
 
-def test_a_newcomer_pauses_a_run_that_it_makes_larger():
+def test_a_newcomer_pauses_a_run_that_it_makes_larger(capsys):
   run, orders = _started(2), queue.Queue()
   run.clients[0].attach(orders.put, int)
   run.clients[0].set_sizes([1, 2])
   run.join(4, count=9)
   coordinating.wait(lambda: 4 in run.coordinator._members)
   assert orders.empty()  # three processes do not divide the batch
+  coordinating.wait(lambda: capsys.readouterr().out == _SPARE)
   run.clients[0].set_sizes([1, 2, 3])
   assert orders.get(timeout=coordinating.SOON) == 'pause'
+  run.join(3, count=9)
+  coordinating.wait(lambda: 3 in run.coordinator._members)
+  _end_coordinator(run)
+  run.next_generations(4)
+  assert capsys.readouterr().out == ''  # the last one is no spare
 
 
 @pytest.mark.parametrize('comes_before', [True, False])
