@@ -132,7 +132,9 @@ class Processes:
     """Ends this process and all others with an error's exit status."""
     self._stack.close()
     code, text = exit_status(error)
-    if code == termination.FAILED and not isinstance(error, EXPECTED):
+    # It follows from a loss, and while it is printed, a restart may replace this program.
+    is_loss = self.is_elastic and coordinator.BROKEN.search(text)
+    if code == termination.FAILED and not isinstance(error, EXPECTED) and not is_loss:
       traceback.print_exception(error)
     if self._client is not None:
       self._client.fail(code, text)

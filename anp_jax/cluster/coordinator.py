@@ -39,7 +39,7 @@ _REPORTS_WITHIN = 2.5 * HEARTBEAT_PERIOD
 _LOSS_SEEN_WITHIN = HEARTBEAT_PERIOD
 # It surely does if a connection between processes broke: then the other may
 # have to be silent for a while until it is known to be lost.
-_BROKEN = re.compile('gloo|nccl|connection (reset|closed|refused)', re.I)
+BROKEN = re.compile('gloo|nccl|connection (reset|closed|refused)', re.I)
 _MAX_LINE = 2**22  # bytes
 
 
@@ -255,7 +255,7 @@ class Coordinator:
       self._regrouping.begin({member.index: text}, {member.index: [code, text, False]})
     elif code == termination.FAILED:
       within = _LOSS_SEEN_WITHIN
-      if _BROKEN.search(text):
+      if BROKEN.search(text):
         within += self._settings.heartbeat_timeout
       self._call_later(within, self._end, code, text)
     else:

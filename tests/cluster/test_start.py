@@ -36,7 +36,8 @@ def starting(monkeypatch, config, tmp_path):
     fail=lambda *failure: failures.append(failure),
   )
 
-  def start(error):
+  def start(error, is_elastic=False):
+    connected.is_elastic = is_elastic
     monkeypatch.setattr(jax_processes, 'join', mock.Mock(side_effect=error))
     with pytest.raises(_Gone):
       env = cluster_env.ClusterEnv('flags', 1, 2, 'node0:99')
@@ -56,6 +57,16 @@ def test_an_error_while_jax_starts_ends_all(starting, capsys):
   assert 'Traceback' in capsys.readouterr().err
   assert starting(config_lib.ConfigError('devices')) == (2, 'devices')
   assert 'Traceback' not in capsys.readouterr().err
+
+
+def test_a_broken_connection_of_an_elastic_run_is_no_failure_of_this_process(starting, capsys):
+  """Another process is lost: a restart cut the traceback off that was printed meanwhile."""
+  error = RuntimeError('Gloo all-reduce failed: Connection closed by peer [10.0.0.2]:99')
+  for is_elastic in (True, False):
+    starting(error, is_elastic)
+    assert ('Traceback' in capsys.readouterr().err) == (not is_elastic)
+  starting(RuntimeError('a shape is wrong'), is_elastic=True)
+  assert 'Traceback' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
