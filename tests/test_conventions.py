@@ -37,9 +37,9 @@ _LAYERS = (
 # Most lines of code of each part (of docs: all lines), by `code_metrics --code`. Only
 # a commit that says why may raise one.
 _BUDGET = {
-  'anp_jax': 775,
+  'anp_jax': 780,
   'anp_jax/checkpoint': 2_385,
-  'anp_jax/cluster': 2_985,
+  'anp_jax/cluster': 3_005,
   'anp_jax/config': 2_260,
   'anp_jax/costs': 445,
   'anp_jax/data': 5_930,
@@ -52,9 +52,9 @@ _BUDGET = {
   'anp_jax/system': 2_470,
   'anp_jax/tools': 5_850,
   'anp_jax/training': 1_145,
-  'core': 30_545,
+  'core': 30_595,
   'scripts': 2_500,
-  'tests': 38_840,
+  'tests': 39_010,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
