@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
+import time
 
 from absl import logging
 import jax
 from ml_collections import ConfigDict
 
 from anp_jax import cluster, config as config_lib, run as run_lib
-from anp_jax.cluster import preemption
+from anp_jax.cluster import generation as generation_lib, preemption
 from anp_jax.config import emulation_keys, errors, strategy as strategy_lib, trust
 from anp_jax.ensemble import ensemble_run
 from anp_jax.reporting import weights_and_biases
@@ -67,7 +68,12 @@ def start(
   if invocation.mode == 'train':
     weights_and_biases.check(invocation.config)
   config = compute_dtype.decide(invocation.config, workdir)
-  processes = invocation.processes or cluster.Processes(config)
+  processes = invocation.processes
+  if processes is None:
+    processes = cluster.Processes(config)
+    # A notebook is older than its run.
+    begin = generation_lib.Interruption(time.time())
+    processes.generation = processes.generation._replace(interruption=begin)
   _emulate(config, invocation.mode, processes)
   invocation = dataclasses.replace(invocation, config=config, workdir=workdir, processes=processes)
   with uploading(workdir):

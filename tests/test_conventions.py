@@ -38,23 +38,23 @@ _LAYERS = (
 # a commit that says why may raise one.
 _BUDGET = {
   'anp_jax': 780,
-  'anp_jax/checkpoint': 2_385,
+  'anp_jax/checkpoint': 2_390,
   'anp_jax/cluster': 3_005,
   'anp_jax/config': 2_260,
   'anp_jax/costs': 445,
-  'anp_jax/data': 5_930,
+  'anp_jax/data': 5_950,
   'anp_jax/ensemble': 540,
   'anp_jax/models': 1_800,
   'anp_jax/parallel': 1_545,
   'anp_jax/predict': 590,
   'anp_jax/reporting': 2_215,
-  'anp_jax/runtimes': 5_495,
+  'anp_jax/runtimes': 5_500,
   'anp_jax/system': 2_470,
   'anp_jax/tools': 5_850,
   'anp_jax/training': 1_145,
-  'core': 30_595,
+  'core': 30_600,
   'scripts': 2_500,
-  'tests': 39_010,
+  'tests': 39_080,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

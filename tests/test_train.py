@@ -121,6 +121,11 @@ def test_processes_are_all_compiled_before_the_first_step(finished):
   assert finished.events.index('compiled') < finished.events.index(1)
 
 
+def test_a_run_in_a_notebook_starts_when_it_is_called(finished):
+  (seconds,) = re.findall('imports ([0-9.]+)', finished.output)
+  assert float(seconds) < 1  # not the age of this process
+
+
 def test_wait_for_the_first_batch_is_in_no_rate(finished):
   assert all(r['input_wait'] < 1 for r in telemetry.of_kind(str(finished.folder), 'train'))
 
