@@ -37,7 +37,7 @@ _LAYERS = (
 # Most lines of code of each part (of docs: all lines), by `code_metrics --code`. Only
 # a commit that says why may raise one.
 _BUDGET = {
-  'anp_jax': 780,
+  'anp_jax': 785,
   'anp_jax/checkpoint': 2_390,
   'anp_jax/cluster': 3_005,
   'anp_jax/config': 2_260,
