@@ -15,6 +15,7 @@ _ORDER = (None, *watchdog.JOINING, 'starting', *watchdog.STEPPING, *watchdog.PAU
 # Why a process is missing.
 GONE = 'has gone: its process was ended, or its host'
 SILENT = 'its process is stopped, or its host dead or cut off from the network'
+_MISSING = 'did not come to the restart: its process was ended or is stopped, or its host'
 _MAX_NAMES = 8
 _HEARTBEATS = 8  # those of the last seconds
 
@@ -272,10 +273,11 @@ class Members(dict[int, Member]):
 
   def _lost(self):
     """Why each process is missing that trained before, by rank, also if nobody was told."""
-    lost, names = dict(self._generation.lost), self._generation.interruption.names
+    before, names = self._generation.lost, self._generation.interruption.names
+    # One that did not come to the restart before may be here now.
+    lost = {rank: w for rank, w in before.items() if rank not in self or not w.endswith(_MISSING)}
     for rank in names.keys() - self.keys():
-      why = f'does not answer: {SILENT}' if rank in self.addresses else GONE
-      lost.setdefault(rank, f'{names[rank]} {why}')
+      lost.setdefault(rank, f'{names[rank]} {_MISSING}')
     return lost
 
   def _chosen(self):
