@@ -68,9 +68,8 @@ def main(argv: list[str]) -> int:
   folder = arguments.workdir
   os.makedirs(folder, exist_ok=True)
   options = {'study_name': 'search', 'load_if_exists': True, 'direction': 'maximize'}
-  storage = f'sqlite:///{folder}/study.db'
   pruner = optuna.pruners.MedianPruner(n_startup_trials=3)
-  study = optuna.create_study(storage=storage, pruner=pruner, **options)
+  study = optuna.create_study(storage=f'sqlite:///{folder}/study.db', pruner=pruner, **options)
   study.optimize(lambda trial: objective(trial, folder, flags), arguments.trials)
   if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
     print(f'error: no trial came to its end, see {folder}', file=sys.stderr)

@@ -149,6 +149,8 @@ def test_arguments_of_an_own_network():
     ("(('dtype', 'bfloat16'),)", ['model.arguments', 'expected none of num_classes, dtype, ']),
     ("(('depth', 3),)", ['model.name', "unexpected keyword argument 'depth'"]),
     ("(('depth', 3, 4),)", ['model.arguments', 'expected pairs such as']),
+    ("(('depth', {1: 2}),)", ['model.arguments', 'expected ']),
+    ('((True, 3),)', ['model.arguments', 'expected pairs such as']),
   ],
 )
 def test_arguments_that_an_own_network_cannot_take_are_refused(pairs, words):

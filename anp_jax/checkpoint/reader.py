@@ -121,10 +121,10 @@ class Reader:
       )
     self.saved_config = saved['config']
     for key, value in (self.fingerprint or {}).items():
-      if saved['data'].get(key) != value:
+      if saved['data'].get(key, value) != value:  # an earlier version may not have kept it
         raise config_lib.ConfigError(
           f'{self.workdir}: the training data differ in {key!r}: '
-          f'{value!r}, but the run was started with {saved["data"].get(key)!r}'
+          f'{value!r}, but the run was started with {saved["data"][key]!r}'
         )
 
   def _check_shapes(self, tree):

@@ -39,7 +39,7 @@ _REPORTS_WITHIN = 2.5 * HEARTBEAT_PERIOD
 _LOSS_SEEN_WITHIN = HEARTBEAT_PERIOD
 # It surely does if a connection between processes broke: then the other may
 # have to be silent for a while until it is known to be lost.
-BROKEN = re.compile('gloo|nccl|connection (reset|closed|refused)', re.I)
+BROKEN = re.compile(r'\bgloo|\bnccl|connection (reset|closed|refused)', re.I)
 _MAX_LINE = 2**22  # bytes
 
 

@@ -84,8 +84,17 @@ def check_arguments(key: str, pairs: tuple) -> None:
   """Refuses values other than (name, value) pairs."""
   example = "(('b2', 0.95),)"
   check_pairs(key, pairs, example)
-  good = all(str(name).isidentifier() for name, _ in pairs)
+  good = all(isinstance(name, str) and name.isidentifier() for name, _ in pairs)
   check(good, key, pairs, f'pairs such as {example}')
+  words = 'texts, numbers, True, False, None or tuples of these as values'
+  check(all(_is_plain(value) for _, value in pairs), key, pairs, words)
+
+
+def _is_plain(value):
+  """Whether JSON keeps a value, with tuples as lists."""
+  if isinstance(value, tuple | list):
+    return all(map(_is_plain, value))
+  return value is None or isinstance(value, bool | int | float | str)
 
 
 def check_pairs(key: str, pairs: tuple, example: str) -> None:

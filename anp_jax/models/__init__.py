@@ -101,8 +101,9 @@ def _network(config, num_classes, platform, axis_name):
   if ':' in m.name:
     from flax import linen as nn
 
-    trust.check_own('model.arguments', m.arguments, common)
-    return trust.made('model.name', m.name, nn.Module, common, 'num_classes', dict(m.arguments))
+    pairs = m.get('arguments', ())  # absent where a config of another network was changed
+    trust.check_own('model.arguments', pairs, common)
+    return trust.made('model.name', m.name, nn.Module, common, 'num_classes', dict(pairs))
   from anp_jax.models import airbench, convnets, convnext, efficientnet, linear, resnet
 
   if not has_batch_norm(config):

@@ -246,6 +246,7 @@ def test_files_of_the_same_bytes_and_other_classes_are_in_conflict():
   actions_lib.decide([train, evaluation], policy, min_size=1, min_count=1)
   assert train.kinds['conflict'].tolist() == [True, True, True, False, True]
   assert evaluation.kinds['conflict'].tolist() == [True, False, False]
+  assert train.equals[0] == (train, 2) and evaluation.equals == {0: (train, 1)}
   assert train.stored.tolist() == [3] and evaluation.stored.tolist() == [1, 2]
 
 

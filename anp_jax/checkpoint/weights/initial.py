@@ -104,7 +104,8 @@ def vocabulary(
     return trained_lib.vocabulary(trained_lib.find(path))
   weights = published_weights.read(path)
   named = published_weights.vocabulary(weights)
-  if weights.names or set(data.names) <= set(named.names):  # some of ImageNet's
+  is_imagenet = bool(published_weights.imagenet_names(weights.classes))
+  if weights.names or (is_imagenet and set(data.names) <= set(named.names)):
     return named.with_pairs(pairs)
   if len(data) != weights.classes:
     raise config_lib.ConfigError(

@@ -177,13 +177,17 @@ def _mark_equal(kind, split, other):
 
 def _mark_conflicts(splits):
   """Marks all files whose bytes are also those of a file of another class."""
-  classes = collections.defaultdict(set)
+  firsts: dict[bytes, dict[int, tuple]] = collections.defaultdict(dict)  # by class
   for split in splits:
     for i in split.stored.tolist():
-      classes[split.findings[i].digest].add(split.listing.labels[i])
+      firsts[split.findings[i].digest].setdefault(split.listing.labels[i], (split, i))
   for split in splits:
     for i in split.stored.tolist():
-      split.kinds['conflict'][i] = len(classes[split.findings[i].digest]) > 1
+      places = firsts[split.findings[i].digest]
+      if len(places) > 1:
+        split.kinds['conflict'][i] = True
+        label = split.listing.labels[i]
+        split.equals.setdefault(i, next(at for other, at in places.items() if other != label))
 
 
 def count(splits: list[Split]) -> dict[str, int]:

@@ -173,8 +173,9 @@ class Chief:
       _, worker = self._here.pop(rank, (None, None))
       if worker:
         self._session.release(worker[0])
-      self._present.discard(rank)
-      self._note_change([why_lost])
+      if rank in self._present:
+        self._present.discard(rank)
+        self._note_change([why_lost])
     elif value == STOP:
       self._processes.order('stop')
     elif self._participant.over.is_set():
