@@ -308,6 +308,7 @@ def test_resumable_keys_may_change(workdir, config):
 def test_other_data_are_refused(workdir, config, key):
   other = dict(DATA, **{key: 'other'})
   builders.assert_refused(f'data differ in {key!r}', _open(workdir, config, other).restore)
+  assert _open(workdir, config, DATA | {'kept since then': 1}).restore()[1] == 2
 
 
 def test_changed_model_is_refused_not_called_damage(workdir, config):

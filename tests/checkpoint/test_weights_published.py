@@ -415,9 +415,9 @@ def test_weights_without_names_are_those_of_the_data(tmp_path):
   config = command_line.load(_TINY, {'init.from': str(tmp_path)})
   data = vocabulary.Vocabulary(('a', 'b', 'c'))
   assert initial.vocabulary(config, data) == data
-  builders.assert_refused(
-    '3 classes without names', initial.vocabulary, config, vocabulary.Vocabulary(('a', 'b'))
-  )
+  for names in ('a', 'b'), ('class_0', 'class_1'):
+    data = vocabulary.Vocabulary(names)
+    builders.assert_refused('3 classes without names', initial.vocabulary, config, data)
 
 
 def test_a_part_of_imagenet_is_evaluated_by_name(tmp_path, monkeypatch):

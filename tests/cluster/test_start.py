@@ -65,8 +65,9 @@ def test_a_broken_connection_of_an_elastic_run_is_no_failure_of_this_process(sta
   for is_elastic in (True, False):
     starting(error, is_elastic)
     assert ('Traceback' in capsys.readouterr().err) == (not is_elastic)
-  starting(RuntimeError('a shape is wrong'), is_elastic=True)
-  assert 'Traceback' in capsys.readouterr().err
+  for text in ('a shape is wrong', '/data/igloo/x cannot be read'):
+    starting(RuntimeError(text), is_elastic=True)
+    assert 'Traceback' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ def test_losses_and_joins_are_told(tmp_path, config, monkeypatch, capsys):
   come(1)  # no change: the run has begun with it
   boxes[0].put((1, None, f'rank 1 on b {_GONE}'))
   boxes[0].put((2, None, f'rank 2 on c {_GONE}'))  # before it said what it is
+  boxes[0].put((3, {'endpoint': None, 'worker': ['3.a', 2, 'cpu']}, ''))  # is refused
+  boxes[0].put((3, None, f'rank 3 on d {_GONE}'))
   come(3)  # the run has begun without it
   come(1)
   with serving.ThreadProcess(config, serving.place(0, 4), boxes) as processes:
