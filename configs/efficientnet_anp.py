@@ -62,7 +62,6 @@ VARIANTS = {
     'model.norm_group': 16,
     'model.norm_momentum': 0.9,
     'data.augment': 'crop',
-    'data.cache': 'encoded',
     'data.crop_area': (0.35, 1.0),
     'data.rand_augment_ops': 0,
     'data.erase': 0.0,

@@ -141,16 +141,9 @@ KEYS = {
   ),
   'cache': text(
     'none',
-    'encoded: files in memory; mapped: decoded images of `resize` pixels in files that the '
-    'processes of a host map into memory',
-    ('none', 'encoded', 'mapped'),
-  ),
-  'cache_gigabytes': number(
-    4,
-    'size limit in GiB of the cache of files, per split and process',
-    at_least=0,
-    only_if=('data.cache', ('encoded',)),
-    resumable=True,
+    'mapped: decoded images of `resize` pixels in files that the processes of a host map '
+    'into memory',
+    ('none', 'mapped'),
   ),
   'max_damaged': share(0.01, 'share of unreadable examples at which a run stops', resumable=True),
   'max_megapixels': number(

@@ -150,9 +150,7 @@ def _is_in_chain(key, value, config):
 
 def _is_equivalent(key, before, after):
   """Whether two values of a key make the same run."""
-  if key == 'data.cache':  # the same files, from memory or not
-    return 'mapped' not in (before, after)
-  if key == _NAME:
-    states = {strategy_lib.by_name(name).state for name in (before, after)}
-    return len(states) == 1
-  return False
+  if key != _NAME:
+    return False
+  states = {strategy_lib.by_name(name).state for name in (before, after)}
+  return len(states) == 1

@@ -52,7 +52,7 @@ def test_difference_sees_keys_of_another_version():
 _MAY_CHANGE = tuple(
   """
   duration time_limit
-  data.dir data.path data.lists data.pairs data.eval_split data.cache_gigabytes
+  data.dir data.path data.lists data.pairs data.eval_split
   data.max_damaged data.prefetch data.threads
   mesh sharding eval checkpoint log compile_cache cluster profile
   emulate.step_seconds emulate.image_seconds emulate.spread emulate.slow
@@ -112,7 +112,6 @@ def _configs():
     {'data.augment': 'strong_crop'},
     {'data.decode': 'bicubic'},
     {'init.from': 'weights.safetensors'},
-    {'data.cache': 'encoded'},
     {'data.balance': 'weights'},
     {'emulate.enabled': True},
     {'ensemble.seeds': '0:2'},
@@ -139,22 +138,13 @@ def test_a_resume_may_change_these_keys_and_no_other(key):
   assert text == ('' if _may_change(key) else refusal)
 
 
-@pytest.mark.parametrize(
-  'before, after, same',
-  [
-    ('none', 'encoded', True),
-    ('encoded', 'none', True),
-    ('none', 'mapped', False),
-    ('mapped', 'encoded', False),
-    ('mapped', 'mapped', True),
-  ],
-)
-def test_a_cache_of_files_changes_nothing(before, after, same):
-  """One of decoded images does: they are smaller."""
+def test_a_run_with_a_cache_that_is_gone_is_refused():
+  """Its evaluation too, which takes the run's config."""
   config = config_lib.base()
-  saved = _saved(config_lib.replaced(config, {'data.cache': before}))
-  config = config_lib.replaced(config, {'data.cache': after})
-  assert (config_lib.difference(saved, config) == '') == same
+  saved = _saved(config) | {'data.cache': 'encoded', 'data.cache_gigabytes': 4.0}
+  refusal = "config.data.cache='encoded': expected one of none, mapped"
+  builders.assert_refused(refusal, config_lib.resolved, config_lib.from_flat(saved))
+  assert "started with 'encoded'" in config_lib.difference(saved, config)
 
 
 def test_keys_that_may_change_are_listed_by_group():

@@ -7,7 +7,7 @@ from PIL import Image
 import pytest
 
 from anp_jax.data.input import augment, batch_plan, decode_pillow, pipeline
-from anp_jax.data.sources import cache
+from anp_jax.data.sources import mapped
 from tests import builders, image_files, image_sources
 
 
@@ -19,7 +19,7 @@ def _picture(height, width, seed, mode='RGB'):
 
 def _evaluated(config, files):
   """By TensorFlow, as evaluation has them; none of them is damaged."""
-  batch = image_sources.evaluated(config, cache.wrap(image_sources.Source(files), config))
+  batch = image_sources.evaluated(config, mapped.wrap(image_sources.Source(files), config))
   assert batch['weight'].all()
   return batch['image']
 

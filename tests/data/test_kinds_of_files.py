@@ -12,7 +12,7 @@ import pytest
 
 from anp_jax.data.image_files import images
 from anp_jax.data.input import decode_pillow
-from anp_jax.data.sources import cache
+from anp_jax.data.sources import mapped
 from tests import builders, image_files, image_sources
 
 
@@ -24,7 +24,7 @@ def _config(cached='none', folder=''):
 def _trained(config, files):
   """Pixels and weights of files in one stream, and the files that it names."""
   source = image_sources.Source(files)
-  batch = image_sources.evaluated(config, cache.wrap(source, config))
+  batch = image_sources.evaluated(config, mapped.wrap(source, config))
   return batch['image'], batch['weight'], source.named
 
 

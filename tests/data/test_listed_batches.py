@@ -46,7 +46,7 @@ def test_batches_are_those_of_a_tree(tmp_path, config, caplog):
 
 @pytest.mark.parametrize('kind', _KINDS)
 def test_classes_are_held_out_and_cut(kind, tmp_path, config):
-  config.data.pairs, config.data.cache = 'yes', 'encoded'
+  config.data.pairs = 'yes'
   config.data.held_out = ('old_dog',)
   source = opening.source(config, listed_sets.write(tmp_path, kind, _LABELS))
   assert np.bincount(source.labels()).tolist() == [7, 7]

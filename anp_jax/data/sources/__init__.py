@@ -13,11 +13,11 @@ from anp_jax.config import data_keys, trust, urls
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import (
   arrays,
-  cache,
   digits,
   features,
   image_folder,
   label_mapping,
+  mapped,
   own_source,
   store_copy,
   subset,
@@ -57,7 +57,7 @@ def open_source(config: ml_collections.ConfigDict, training: bool) -> Source:
   # Trees and lists refuse that where they name the place; published sets are as they are.
   if d.pairs == 'auto' and d.source.startswith(('arrays', data_keys.FEATURES, 'hf:')):
     vocabulary.refuse_mixed(source.vocabulary.names, f'{source.name}: class ')
-  source = cache.wrap(source, config)  # here: runs on different parts of a split share it
+  source = mapped.wrap(source, config)  # here: runs on different parts of a split share it
   for pair in vocabulary.look_alikes(source.vocabulary.names):
     first, second = map(ascii, pair)
     image_folder.warn_once(

@@ -32,6 +32,13 @@ _LOG_SECONDS = 30.0
 _UNREAD, _WHOLE, _DAMAGED = range(3)  # states of an image, as far as this process knows
 
 
+def wrap(source: source_lib.Source, config: ml_collections.ConfigDict) -> source_lib.Source:
+  """A source that keeps decoded images, if config.data.cache says so and it has files."""
+  if source.kind != 'encoded' or config.data.cache != 'mapped':
+    return source
+  return Mapped(source, config)
+
+
 class Mapped(source_lib.Wrapper):
   """Images decoded by Pillow, the shorter side brought down to config.data.resize.
 
@@ -191,5 +198,5 @@ def _check_memory(name, size):
     raise config_lib.ConfigError(
       f'{_KEY}: the decoded images of {name} have {size / 1e9:,.1f} GB, and this host has '
       f'{left / 1e9:,.1f} GB of memory left; expected a smaller config.data.resize, or '
-      "config.data.cache='encoded'"
+      "config.data.cache='none'"
     )

@@ -1,8 +1,7 @@
 """The strategy `independent`: the baseline of a ring, in which no model travels.
 
 Process j trains models j, j + n, ... of config.strategy.models one after another
-on its own devices. It keeps the whole training set in memory once it has read it.
-Nothing is saved but metrics and scores: a run that was stopped starts again.
+on its own devices. Nothing is saved but metrics and scores: a run that was stopped starts again.
 """
 
 from collections.abc import Callable
@@ -82,8 +81,6 @@ class Trainer:
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: str, processes: cluster.Processes):
     """Opens the data; nothing is trained yet."""
-    if config.data.cache == 'none':
-      config = config_lib.replaced(config, {'data.cache': 'encoded'})
     self._processes = processes
     self._validation = sources.open_source(config, training=False)
     self.source = sources.open_source(config, training=True)
