@@ -12,7 +12,6 @@ Other folders import this module only.
 | specs | says what an operation is, and names it in a compiled program |
 | operations | convolutions, norms and mean pools, one for each shape |
 | custom_call | lets XLA's programs call them |
-| self_test | compares the results of a library with NumPy's, in a process |
 """
 
 import math

@@ -1,13 +1,9 @@
 """The finding, checking and naming of oneDNN's shared library."""
 
-import ctypes.util
 import functools
 import importlib.metadata
-import json
 import os
 import platform
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -15,7 +11,7 @@ import pytest
 
 from anp_jax import models
 from anp_jax.reporting import summary
-from anp_jax.system.onednn import c_api, library, self_test
+from anp_jax.system.onednn import c_api, library
 from tests import builders, launching, onednn_here
 
 # What a process says of the library that it finds.
@@ -28,13 +24,16 @@ _SAY = (
   'print(os.environ.get("OMP_WAIT_POLICY"))\n'
 )
 
+_with_package = pytest.mark.skipif(
+  not library._packaged(), reason=f'{library.PACKAGE} is not installed'
+)
+
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
-  """A process that has not looked yet, and no cache of self-tests."""
+  """A process that has not looked yet."""
   finding = functools.cache(library._found.__wrapped__)
   monkeypatch.setattr(library, '_found', finding)
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   monkeypatch.delenv(library.VARIABLE, raising=False)
   return tmp_path
 
@@ -43,11 +42,9 @@ def _forget():
   library._found.cache_clear()
 
 
-def _in_process(tmp_path, code=_SAY, **variables):
-  """The lines that a Python process prints with these variables."""
-  variables['XDG_CACHE_HOME'] = str(tmp_path / 'cache')
-  done = launching.python('-c', code, status=0, **variables)
-  return done.stdout.splitlines()
+def _in_process(**variables):
+  """The lines in which a Python process with these variables says what it finds."""
+  return launching.python('-c', _SAY, status=0, **variables).stdout.splitlines()
 
 
 def _is_refused(reason):
@@ -80,22 +77,6 @@ def _package(monkeypatch, path):
   monkeypatch.setattr(importlib.metadata, 'files', files)
 
 
-def test_the_order_is_variable_package_system(monkeypatch, tmp_path):
-  packaged = tmp_path / 'libdnnl.so.3'
-  packaged.touch()
-  _on(monkeypatch)
-  _package(monkeypatch, packaged)
-  assert library.locate({library.VARIABLE: ' /a/b.so '}) == '/a/b.so'
-  assert library.locate({}) == str(packaged)
-  assert library.locate({library.VARIABLE: ''}) == str(packaged)
-  # Its record is there and its file is not.
-  packaged.unlink()
-  assert library.locate({}) == 'libdnnl.so.3'
-  _package(monkeypatch, None)
-  assert library.locate({}) == 'libdnnl.so.3'
-  assert library.locate({library.VARIABLE: 'off'}) == ''
-
-
 @pytest.mark.parametrize('system, machine', [('Darwin', 'x86_64'), ('Linux', 'aarch64')])
 def test_other_systems_fall_back_silently(fresh, monkeypatch, tmp_path, system, machine):
   _on(monkeypatch, system, machine)
@@ -107,13 +88,27 @@ def test_other_systems_fall_back_silently(fresh, monkeypatch, tmp_path, system, 
 
 def test_none_where_one_is_expected_is_said(fresh, monkeypatch):
   _on(monkeypatch)
-  _package(monkeypatch, None)
+  for path in (None, fresh / 'libdnnl.so.3'):  # no package; its record without its file
+    _package(monkeypatch, path)
+    _is_refused('no oneDNN here; for faster steps: pip install onednn-cpu-gomp==2023.2.0')
 
-  def fail(name):
-    raise OSError(f'{name}: cannot open shared object file')
 
-  monkeypatch.setattr(c_api.ctypes, 'CDLL', fail)
-  _is_refused('pip install onednn-cpu-gomp==2023.2.0')
+def test_no_other_library_is_opened(fresh, monkeypatch):
+  _on(monkeypatch)
+  monkeypatch.setenv(library.VARIABLE, '/a/libdnnl.so.3')
+  _is_refused('ANP_ONEDNN=/a/libdnnl.so.3: expected off; only the library of onednn-cpu-gomp')
+  monkeypatch.delenv(library.VARIABLE)
+  _package(monkeypatch, fresh / 'libdnnl.so.3')
+  (fresh / 'libdnnl.so.3').write_text('not a library\n')
+  _is_refused('libdnnl.so.3: ')
+
+
+@_with_package
+@pytest.mark.parametrize('version', [(3, 2, 1), (3, 12, 0), (2, 6, 3)])
+def test_another_version_is_refused(fresh, monkeypatch, version):
+  monkeypatch.setattr(c_api.Api, '_read_version', lambda _: version)
+  text = '.'.join(map(str, version))
+  _is_refused(f'is oneDNN {text}, expected 3.2.0: pip install onednn-cpu-gomp==2023.2.0')
 
 
 def test_off_is_silent(fresh, monkeypatch):
@@ -121,33 +116,6 @@ def test_off_is_silent(fresh, monkeypatch):
   assert library.find() is None and library.missing_reason() == ''
   with pytest.raises(c_api.OneDnnError, match='switched off'):
     library.opened()
-
-
-def test_what_is_no_library_is_refused(fresh, monkeypatch):
-  text = fresh / 'text.so'
-  text.write_text('not a library\n')
-  other = ctypes.util.find_library('m')
-  for path, reason in (
-    (fresh / 'absent.so', 'absent.so'),
-    (text, 'text.so'),
-    (other, f'{other} is not oneDNN 3'),
-  ):
-    monkeypatch.setenv(library.VARIABLE, str(path))
-    _is_refused(reason)
-
-
-@pytest.mark.parametrize(
-  'version, reason',
-  [
-    ((4, 0, 1), 'is oneDNN 4.0.1, expected 3.x'),
-    ((2, 6, 3), 'is oneDNN 2.6.3, expected 3.x'),
-    ((3, 0, 9), 'is oneDNN 3.0.9, expected 3.1 or newer'),
-  ],
-)
-@onednn_here.needed
-def test_another_version_is_refused(fresh, monkeypatch, version, reason):
-  monkeypatch.setattr(c_api.Api, '_read_version', lambda _: version)
-  _is_refused(reason)
 
 
 def _isa(monkeypatch, name):
@@ -163,141 +131,25 @@ def _isa(monkeypatch, name):
     ('AVX10_1_512', ('float32', 'bfloat16')),
   ],
 )
-@onednn_here.needed
+@_with_package
 def test_the_instruction_set_decides_the_dtypes(fresh, monkeypatch, name, dtypes):
   _isa(monkeypatch, name)
-  monkeypatch.setattr(library, '_run_self_test', lambda _: ('', True))
   assert library.find().dtypes == dtypes
   assert name in library.find().describe()
 
 
-@onednn_here.needed
-def test_a_cpu_without_avx512_falls_back_with_a_line(tmp_path):
+@_with_package
+def test_waiting_threads_leave_their_core_unless_the_user_says_otherwise():
+  assert _in_process()[2] == 'passive'
+  assert _in_process(OMP_WAIT_POLICY='active')[2] == 'active'
+
+
+@_with_package
+def test_a_cpu_without_avx512_falls_back_with_a_line():
   """In a process: oneDNN reads the variable once."""
-  what, reason, _ = _in_process(tmp_path, ONEDNN_MAX_CPU_ISA='AVX2')
+  what, reason, _ = _in_process(ONEDNN_MAX_CPU_ISA='AVX2')
   assert what == 'none'
   assert reason == 'oneDNN uses AVX2 here, and is faster than XLA from AVX-512 on'
-
-
-@onednn_here.needed
-def test_the_self_test_runs_once_for_all_processes(tmp_path):
-  # Of a real one: what it left is what the second process reads.
-  first = _in_process(tmp_path)
-  assert first[0].startswith('oneDNN 3.')
-  assert first[2] == 'passive'  # so threads wait, unless the user says otherwise
-  (record,) = (tmp_path / 'cache/anp_jax/onednn').iterdir()
-  assert json.loads(record.read_text()) == {'fault': ''}
-  without = (
-    'import subprocess, sys\n'
-    'def run(command, **_):\n'
-    '  sys.exit(f"started {command}")\n'
-    'subprocess.run = run\n'
-  )
-  variables = {library.VARIABLE: library.find().path}
-  assert _in_process(tmp_path, without + _SAY, **variables) == first
-  assert _in_process(tmp_path, OMP_WAIT_POLICY='active')[2] == 'active'
-
-
-@pytest.fixture
-def runs(fresh, monkeypatch):
-  """The library, with a program of Python in place of its self-test."""
-  log = []
-  real_run = subprocess.run
-
-  def run(command, **options):
-    if 'anp_jax.system.onednn.self_test' not in command:
-      return real_run(command, **options)
-    log.append(command)
-    return real_run([sys.executable, '-c', log[0]], **options)
-
-  monkeypatch.setattr(library.subprocess, 'run', run)
-  return log
-
-
-@pytest.mark.parametrize(
-  'program, fault',
-  [
-    ('print("forward 3x3: error 0.5"); exit(3)', 'forward 3x3: error 0.5'),
-    ('import os, signal; os.kill(os.getpid(), signal.SIGSEGV)', 'ended by signal 11'),
-    ('exit(3)', 'exit code 3'),
-  ],
-)
-@onednn_here.needed
-def test_a_fault_is_named_and_remembered(runs, monkeypatch, program, fault):
-  runs.append(program)
-  for _ in range(2):
-    _is_refused(f'failed its self-test: {fault}')
-  assert len(runs) == 2  # the program, and one start of it
-  # Of another version or CPU the record says nothing.
-  _isa(monkeypatch, 'AVX512_CORE_OF_ANOTHER')
-  _is_refused(fault)
-  assert len(runs) == 3
-  # The line says which file to remove to have it tested again.
-  record = library.missing_reason().rpartition('(')[2].rstrip(')')
-  os.remove(record)
-  runs[0] = 'pass'
-  _forget()
-  assert library.find() is not None
-
-
-@pytest.mark.parametrize(
-  'program',
-  [
-    'import os, signal; os.kill(os.getpid(), signal.SIGKILL)',
-    'raise MemoryError',
-    'import time; time.sleep(60)',
-  ],
-)
-@onednn_here.needed
-def test_what_is_not_the_librarys_fault_is_not_remembered(runs, monkeypatch, program):
-  """A job that is stopped, memory that runs out, a busy machine."""
-  monkeypatch.setattr(library, '_SELF_TEST_SECONDS', 0.5)
-  runs.append(program)
-  _is_refused('failed its self-test')
-  monkeypatch.setattr(library, '_SELF_TEST_SECONDS', 30)
-  runs[0] = 'pass'
-  _forget()
-  assert library.find() is not None
-
-
-@onednn_here.needed
-def test_a_cache_that_cannot_be_written_is_none(runs, monkeypatch, tmp_path):
-  runs.append('pass')
-  file = tmp_path / 'file'
-  file.touch()
-  monkeypatch.setenv('XDG_CACHE_HOME', str(file))
-  assert library.find() is not None
-
-
-@onednn_here.needed
-def test_the_self_test_imports_the_code_that_starts_it(runs, monkeypatch):
-  """Where the package is neither installed nor in the folder of the call."""
-  for before in ('', '/elsewhere'):
-    monkeypatch.setenv('PYTHONPATH', before)
-    runs[:] = ['import sys; print(sys.path[1:3]); exit(3)']
-    folders = [str(launching.ROOT), before] if before else [str(launching.ROOT)]
-    _is_refused(f'self-test: {str(folders)[:-1]}')
-    os.remove(library.missing_reason().rpartition('(')[2].rstrip(')'))
-
-
-@onednn_here.needed
-def test_the_self_test_sees_a_wrong_result(monkeypatch, capsys):
-  path = library.find().path
-  assert self_test.main([path]) == 0
-  run = c_api.Primitive.run
-
-  def wrong(primitive, stream, *addresses):
-    run(primitive, stream, *addresses)
-    if 'bnorm' in primitive.implementation:
-      y = ctypes.cast(addresses[3], ctypes.POINTER(ctypes.c_float))
-      y[0] += 1000
-
-  monkeypatch.setattr(c_api.Primitive, 'run', wrong)
-  assert self_test.main([path]) == library.FAULTY
-  assert capsys.readouterr().out.startswith('norm, float32: error')
-  monkeypatch.setattr(c_api.Primitive, 'run', lambda *_: None)
-  assert self_test.main([path]) == library.FAULTY
-  assert capsys.readouterr().out.startswith('forward 3x3/1, float32: error')
 
 
 def _log_line(config, platform_name='cpu'):
@@ -308,7 +160,6 @@ def _log_line(config, platform_name='cpu'):
 
 @onednn_here.needed
 def test_a_runs_log_names_the_library(config, fresh, monkeypatch):
-  monkeypatch.setattr(library, '_run_self_test', lambda _: ('', True))
   opened = library.find()
   opened.threads = 1
   line = f'library  oneDNN {opened.version}, {opened.isa}, 1 thread'
@@ -318,16 +169,17 @@ def test_a_runs_log_names_the_library(config, fresh, monkeypatch):
 
 
 def test_a_runs_log_says_why_there_is_none(config, fresh, monkeypatch):
-  monkeypatch.setenv(library.VARIABLE, '/nowhere/lib.so')
+  _on(monkeypatch)
+  _package(monkeypatch, None)
   (line,) = _log_line(config)
-  assert line.startswith('library  XLA alone: /nowhere/lib.so: cannot open')
+  assert line.startswith('library  XLA alone: no oneDNN here')
   monkeypatch.setenv(library.VARIABLE, 'off')
   _forget()
   assert _log_line(config) == []
 
 
 def test_a_config_that_asks_for_it_is_refused_without(fresh, monkeypatch):
-  for value, reason in (('off', 'ANP_ONEDNN'), ('/nowhere/a.so', 'a.so')):
+  for value, reason in (('off', 'ANP_ONEDNN=off'), ('/nowhere/a.so', 'a.so: expected off')):
     monkeypatch.setenv(library.VARIABLE, value)
     _forget()
     asks = builders.config({'model.cpu_library': 'onednn'})
@@ -367,19 +219,23 @@ def test_devices_share_the_cores_and_invariant_takes_one_thread(monkeypatch):
 def test_results_are_right_whatever_openmp_is_told(variable, value, threads):
   """oneDNN leaves out the parts of threads that OpenMP does not give it."""
   code = (
-    'from anp_jax.system.onednn import library, self_test\n'
+    'from anp_jax.system.onednn import library\n'
+    'from tests.system.onednn import test_operations as test\n'
     'opened = library.find(); opened.threads = 2\n'
-    'print(opened.threads, self_test.main([opened.path]))'
+    'for direction in test._DIRECTIONS:\n'
+    '  test.test_pieces_make_the_whole(opened.api, direction, 3, 64, 64, opened.threads)\n'
+    'print(opened.threads)'
   )
   done = launching.python('-c', code, status=0, **{variable: value})
-  assert done.stdout.split() == [str(threads), '0']
+  assert done.stdout.split() == [str(threads)]
 
 
 @pytest.mark.parametrize('variable', ['OMP_PROC_BIND', 'OMP_PLACES'])
 def test_threads_that_openmp_would_bind_are_refused(fresh, monkeypatch, variable):
   """It binds the threads of XLA that call it, and these start others."""
-  del fresh
-  monkeypatch.setattr(library, 'locate', lambda: 'libdnnl.so.3')
+  _on(monkeypatch)
+  _package(monkeypatch, fresh / 'libdnnl.so.3')
+  (fresh / 'libdnnl.so.3').touch()
   monkeypatch.setenv(variable, 'cores')
   before = os.sched_getaffinity(0)
   assert library.find() is None
