@@ -1,8 +1,6 @@
 """The benchmark of scaling: batches, ratios, and a run of it."""
 
-import argparse
 import json
-import os
 import sys
 
 import pytest
@@ -48,26 +46,6 @@ def test_ratios_are_those_of_the_same_round():
   assert over['sync:measured_over_apart'].median == 0.9
   # Its step takes 1 / 180 s, predicted are 1 / 200.
   assert over['sync:measured_predicted'].median == pytest.approx(0.9)
-
-
-def test_the_json_line_names_the_number_of_processes(monkeypatch, capsys):
-  monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0, 1})
-  single, pair = ({'one': [1.0], 'apart': [rate], 'sync': [rate]} for rate in (1.0, 1.5))
-  flags = argparse.Namespace(batch=32, model='lenet', size=28)
-  scaling.show(flags, {1: single, 2: pair, 12: pair})
-  table, ratios = capsys.readouterr().out.strip().rsplit('\n', 1)
-  ratios = json.loads(ratios)
-  assert ratios['1_sync_over_one'] == 1.0
-  assert ratios['12_apart_over_one_low'] == 1.5
-  rows = [line.split() for line in table.splitlines()]
-  # Images are the nearest that divide; the goal is of a core for each process.
-  assert rows[-1][:4] == ['12', '2,', 'shared', '60']
-  assert rows[-1].count('>=') == 0
-  scaling.show(flags, {2: pair})
-  table, ratios = capsys.readouterr().out.strip().rsplit('\n', 1)
-  assert json.loads(ratios)['sync_over_one_high'] == 1.5
-  (row,) = [r for r in table.splitlines() if 'sync_over_apart' in r]
-  assert row.split()[:3] == ['2', '2', '64'] and row.endswith('met')
 
 
 @pytest.mark.parametrize(
