@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from anp_jax.data import vocabulary
-from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.input import batch_sampler, pipeline
 from anp_jax.data.sources import source as source_lib
 
 BATCH = 8
@@ -19,7 +19,7 @@ def picture(height, width, seed=0, detail=4, mode='RGB'):
   Args:
     height: pixels.
     width: pixels.
-    seed: of the picture.
+    seed: seed of the picture.
     detail: random pixels, a side or (rows, columns), which are scaled up.
     mode: Pillow's.
   """
@@ -84,18 +84,18 @@ def stream(config, source, start=0, training=True, rows=None, **more):
   """Returns the batches of a process that has some rows of each; by default all.
 
   Args:
-    config: of the run.
-    source: of examples.
+    config: the run's config.
+    source: source of the examples.
     start: first step.
     training: whether the order is random.
-    rows: of each batch.
+    rows: rows of each batch.
     **more: `batch`, the size of one, and the `registry` of damaged examples.
   """
   batch, registry = more.pop('batch', BATCH), more.pop('registry', None)
   assert not more
   rows = np.arange(batch) if rows is None else rows
-  plan = batch_plan.BatchPlan(config, len(source), batch, rows, training, start)
-  return pipeline.batches(source, plan, registry)
+  sampler = batch_sampler.BatchSampler(config, len(source), batch, rows, training, start)
+  return pipeline.batches(source, sampler, registry)
 
 
 def batches(config, source, count, **process) -> list[dict[str, np.ndarray]]:

@@ -51,7 +51,7 @@ def _note_calls(patch, events):
 
   def slow_feed(self, *arguments):
     feed = open_feed(self, *arguments)
-    feed.waited += 1000.0  # seconds
+    feed.wait_seconds += 1000.0  # seconds
     return feed
 
   patch.setattr(cluster.Processes, 'gather', gather_and_note)

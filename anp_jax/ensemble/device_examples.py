@@ -14,7 +14,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.input import augment, batch_plan, pipeline
+from anp_jax.data.input import augment, batch_sampler, pipeline
 from anp_jax.data.sources import balance
 
 _READ = 256  # examples that are read at once
@@ -80,10 +80,10 @@ def load(config: ConfigDict, source: sources.Source) -> Examples:
     source: training examples.
   """
   size = min(_READ, len(source))
-  plan = batch_plan.BatchPlan(config, len(source), size, np.arange(size), training=False)
+  sampler = batch_sampler.BatchSampler(config, len(source), size, np.arange(size), training=False)
   arrays: dict[str, np.ndarray] = {}
   start = 0
-  for batch in pipeline.labelled(source, plan):
+  for batch in pipeline.labelled(source, sampler):
     for name in Examples._fields:
       values = batch[name][: len(source) - start]
       if name not in arrays:
@@ -106,8 +106,8 @@ class Drawing:
     """
     self._config, self._simulation = config, simulation
     rows = np.arange(config.batch_size)
-    sampler = balance.sampler(config, source)
-    self._plan = batch_plan.BatchPlan(
+    order = balance.sampler(config, source)
+    self._sampler = batch_sampler.BatchSampler(
       config,
       len(source),
       config.batch_size,
@@ -115,16 +115,16 @@ class Drawing:
       training=True,
       tickets=simulation and simulation.step_and_rows,
       is_known=True,
-      sampler=sampler,
+      order=order,
     )
 
   def steps(self, start: int, count: int) -> Draws:
     """The choices (count, batch, ...) of steps from `start` on."""
     config, side = self._config, self._config.data.image_size
     steps = range(start, start + count)
-    indices = [self._plan.indices(step) for step in steps]
+    indices = [self._sampler.indices(step) for step in steps]
     positions, index, _ = (np.concatenate(arrays) for arrays in zip(*indices, strict=True))
-    rows = np.concatenate([self._plan.step_and_rows(step)[1] for step in steps])
+    rows = np.concatenate([self._sampler.step_and_rows(step)[1] for step in steps])
     draws = augment.train_draws(config, positions)
     flip = augment.train_views(config, draws, np.full((len(positions), 2), side)).flips
     corner = augment.corners_of(config, draws).astype(np.int32)

@@ -27,7 +27,7 @@ class Member:
     config: config of its run alone.
     recorder: checkpoints, telemetry and scores.
     error: reason why it ended before the last step; ''.
-    waited: seconds that the host has drawn its batches; an accelerator computes meanwhile.
+    wait_seconds: seconds that the host has drawn its batches; an accelerator computes meanwhile.
   """
 
   def __init__(
@@ -53,7 +53,7 @@ class Member:
     objective = dataclasses.replace(shared.spec.objective, smoothing=config.label_smoothing)
     spec = dataclasses.replace(shared.spec, config=config, objective=objective)
     opened = dataclasses.replace(shared, spec=spec)
-    self.config, self.error, self.waited = config, '', 0.0
+    self.config, self.error, self.wait_seconds = config, '', 0.0
     self._processes = processes
     recorder_lib.claim(opened, workdir, processes, evaluation)
     self._output = open(os.path.join(workdir, LOG), 'a')
@@ -90,7 +90,7 @@ class Member:
     """Returns the choices of steps from `start` on; see `device_examples.Drawing.steps`."""
     begin = time.monotonic()
     draws = self._drawing.steps(start, count)
-    self.waited += time.monotonic() - begin
+    self.wait_seconds += time.monotonic() - begin
     return draws
 
   @contextlib.contextmanager

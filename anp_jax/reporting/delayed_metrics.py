@@ -126,10 +126,10 @@ class Input(Protocol):
   """Training batches, such as `data.input.feed.Feed`.
 
   Attributes:
-    waited: total seconds that steps have waited for them.
+    wait_seconds: total seconds that steps have waited for them.
   """
 
-  waited: float
+  wait_seconds: float
 
 
 class TrainingLog:
@@ -163,7 +163,7 @@ class TrainingLog:
     self._damage = damage
     self._every, self._total = every, total
     self._feed = feed
-    self._waited = feed.waited  # for the first batch: no rate counts it
+    self._waited = feed.wait_seconds  # for the first batch: no rate counts it
 
   def push(self, step: int, values: jax.Array) -> int:
     """Keeps the metrics of a step, and records those of the step before.
@@ -191,8 +191,8 @@ class TrainingLog:
     self._damage.add_step(metrics.values['damaged'])
     self.step = step = metrics.step
     if step % self._every == 0 or step == self._total:
-      waited = self._feed.waited - self._waited
-      self._waited = self._feed.waited
+      waited = self._feed.wait_seconds - self._waited
+      self._waited = self._feed.wait_seconds
       values = metrics.values | {'damaged': self._damage.damaged}
       self._telemetry.train(step, values, waited)
     return metrics.vote

@@ -10,7 +10,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.input import batch_sampler, pipeline
 
 _ROWS = 64  # of a batch
 # Seconds in which a process without work uses less than a tenth of a core, and until
@@ -46,12 +46,12 @@ def measure(
     seconds: seconds that the measurement takes, without pauses.
   """
   config = config_lib.replaced(config, {'data.threads': 1})
-  plan = batch_plan.BatchPlan(config, len(source), _ROWS, np.arange(_ROWS), True)
-  batches = pipeline.batches(source, plan)
+  sampler = batch_sampler.BatchSampler(config, len(source), _ROWS, np.arange(_ROWS), True)
+  batches = pipeline.batches(source, sampler)
   total = processor_time(lambda: next(batches), seconds / 2) / _ROWS
   batches.close()
   counts = itertools.count()
-  read = processor_time(lambda: source.read(plan.indices(next(counts))[1]), seconds / 4) / _ROWS
+  read = processor_time(lambda: source.read(sampler.indices(next(counts))[1]), seconds / 4) / _ROWS
   return InputCost(read, max(total - read, 0.0))
 
 

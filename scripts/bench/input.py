@@ -33,8 +33,8 @@ from PIL import Image, ImageOps
 
 from anp_jax.data import sources
 from anp_jax.data.input import (
-  batch_plan,
   batch_reader,
+  batch_sampler,
   corruption,
   decode_opencv,
   pipeline,
@@ -102,7 +102,7 @@ def _contestants(name, keys, folder):
   for contestant, more in settings.items():
     config = _common.load(_KEYS | keys | {f'data.{key}': value for key, value in more.items()})
     source = sources.open_source(config, training=True)
-    ours[contestant] = pipeline.batches(source, _plan(config, len(source), _BATCH))
+    ours[contestant] = pipeline.batches(source, _sampler(config, len(source), _BATCH))
   config = _common.load(_KEYS | keys)
   source = sources.open_source(config, training=True)
   files = _files(source, os.path.join(folder, name))
@@ -137,21 +137,21 @@ def _time(name, contestants, flags, rows, ratios):
     rows.append((key, f'{median * 1e3:.3f}', f'{1 / median:.0f}', f'{of_limit:.2f}', cells))
 
 
-def _plan(config, examples, batch):
-  return batch_plan.BatchPlan(config, examples, batch, np.arange(batch), True)
+def _sampler(config, examples, batch):
+  return batch_sampler.BatchSampler(config, examples, batch, np.arange(batch), True)
 
 
 def _bare(config, source, files):
   """Crops decoded in tf.data's threads: those of the stream's first ten thousand rows."""
   tf = tensorflow_cpu.load()
-  plan = _plan(config, len(source), _BATCH)
+  sampler = _sampler(config, len(source), _BATCH)
   paths, boxes, sizes = [], [], {}
   for step in range(10000 // _BATCH):
-    positions, indices, _ = plan.indices(step)
+    positions, indices, _ = sampler.indices(step)
     for i in set(indices.tolist()) - sizes.keys():
       data = tf.io.read_file(files[i])
       sizes[i] = tf.image.extract_jpeg_shape(data)[:2].numpy()
-    views = plan.views(positions, np.array([sizes[i] for i in indices]))
+    views = sampler.views(positions, np.array([sizes[i] for i in indices]))
     paths += [files[i] for i in indices]
     boxes.append(views.boxes.astype(np.int32))
 
@@ -228,14 +228,14 @@ def _assembly(seconds):
   file = io.BytesIO()
   Image.new('RGB', (400, 300)).save(file, 'JPEG')
   blank = _Blank(file.getvalue())
-  plan = _plan(_common.load(_KEYS), 10**6, 256)
+  sampler = _sampler(_common.load(_KEYS), 10**6, 256)
   prepare = {
     'an array': lambda _: np.broadcast_to(np.uint8(0), (256, 341, 3)),
     'a file': lambda file: decode_opencv.opened(file, 100),
   }
   for name, function in prepare.items():
     with futures.ThreadPoolExecutor(1) as pool:
-      reader = batch_reader.BatchReader(blank, plan, corruption.Registry(blank), pool)
+      reader = batch_reader.BatchReader(blank, sampler, corruption.Registry(blank), pool)
       batches = itertools.islice(reader.batches(function, lambda *_: None), 4, None)
       next(batches)
       start, count = time.perf_counter(), 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.utils import class_weight
 
-from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.input import batch_sampler, pipeline
 from anp_jax.data.sources import balance
 from tests import image_sources, opening, showing
 
@@ -24,7 +24,7 @@ def source(tmp_path, config):
 
 def _indices(plans, first, last):
   """What several processes read, in the order of the stream."""
-  batches = [plan.indices(s) for s in range(first, last) for plan in plans]
+  batches = [sampler.indices(s) for s in range(first, last) for sampler in plans]
   positions, indices, weights = (np.concatenate(x) for x in zip(*batches))
   assert (weights == 1).all()
   return indices[np.argsort(positions)]
@@ -32,8 +32,8 @@ def _indices(plans, first, last):
 
 def _plans(config, source, batch, cuts=()):
   return [
-    batch_plan.BatchPlan(
-      config, len(source), batch, rows, True, sampler=balance.sampler(config, source)
+    batch_sampler.BatchSampler(
+      config, len(source), batch, rows, True, order=balance.sampler(config, source)
     )
     for rows in np.split(np.arange(batch), cuts)
   ]
@@ -83,17 +83,17 @@ def test_tickets_name_the_same_batches(config, source):
   config.data.balance = 'sample'
   stream = _indices(_plans(config, source, 24), 0, 4)
   shares = [(2, np.arange(8, 16)), (0, np.arange(16, 24)), (3, np.arange(8))]
-  plan = batch_plan.BatchPlan(
+  sampler = batch_sampler.BatchSampler(
     config,
     len(source),
     24,
     np.arange(8),
     True,
     tickets=shares.__getitem__,
-    sampler=balance.sampler(config, source),
+    order=balance.sampler(config, source),
   )
   for count, (step, rows) in enumerate(shares):
-    _, indices, _ = plan.indices(count)
+    _, indices, _ = sampler.indices(count)
     np.testing.assert_array_equal(indices, stream[step * 24 + rows])
 
 
@@ -106,8 +106,8 @@ def test_a_ticket_may_wait_for_the_batch_of_an_earlier_one(config):
       raise TimeoutError('batch 0 was not given out')
     return count, np.arange(4)
 
-  plan = batch_plan.BatchPlan(config, 8, 4, np.arange(4), True, tickets=ticket)
-  batches = pipeline.batches(source, plan)
+  sampler = batch_sampler.BatchSampler(config, 8, 4, np.arange(4), True, tickets=ticket)
+  batches = pipeline.batches(source, sampler)
   assert next(batches)['row'].tolist() == [0, 1, 2, 3]
   used.set()
   assert next(batches)['row'].tolist() == [0, 1, 2, 3]

@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
-from anp_jax.data.input import batch_plan, batch_reader, corruption, pipeline
+from anp_jax.data.input import batch_reader, batch_sampler, corruption, pipeline
 from tests import builders, image_sources
 
 _BATCH, _SIZE = image_sources.BATCH, 21
@@ -51,8 +51,8 @@ def _source(kind, flaws=()):
 
 
 def _order(config, count=9):
-  plan = batch_plan.BatchPlan(config, _SIZE, _BATCH, np.arange(_BATCH), True)
-  return [plan.indices(step)[1] for step in range(count)]
+  sampler = batch_sampler.BatchSampler(config, _SIZE, _BATCH, np.arange(_BATCH), True)
+  return [sampler.indices(step)[1] for step in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_a_hundred_damaged_examples_have_one_replacement(config):
   """A hundred in a row, and one example replaces them all."""
   source = image_sources.Source([_GONE] * 100 + [_picture(i % 21) for i in range(100)])
   registry = corruption.Registry(source)
-  plan = batch_plan.BatchPlan(config, 200, 40, np.arange(40), False)
+  sampler = batch_sampler.BatchSampler(config, 200, 40, np.arange(40), False)
   for again in range(2):
     source.reads.clear()
-    batches = list(pipeline.batches(source, plan, registry))
+    batches = list(pipeline.batches(source, sampler, registry))
     labels = np.concatenate([b['label'] for b in batches])
     weights = np.concatenate([b['weight'] for b in batches])
     assert labels.tolist() == [100] * 100 + list(range(100, 200))
@@ -220,9 +220,9 @@ def test_mutated_files_are_whole_or_replaced(config):
         del data[rng.integers(len(data)) :]
     mutants.append(bytes(data))
   source = image_sources.Source(mutants)
-  plan = batch_plan.BatchPlan(config, _MUTANTS, 250, np.arange(250), False)
+  sampler = batch_sampler.BatchSampler(config, _MUTANTS, 250, np.arange(250), False)
   readable = 0
-  for step, batch in enumerate(pipeline.batches(source, plan)):
+  for step, batch in enumerate(pipeline.batches(source, sampler)):
     indices = np.arange(250 * step, 250 * step + 250)
     assert batch['image'].shape == (250, 32, 32, 3)
     is_readable = batch['weight'] == 1

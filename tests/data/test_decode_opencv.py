@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.input import batch_sampler, pipeline
 from tests import builders, image_sources
 
 
@@ -48,12 +48,12 @@ def test_views_lie_between_the_four_nearest_pixels_of_pillows_image(config, trai
   """The image is whole, or a JPEG at the scale that leaves less than twice the view."""
   files = _files()
   count = len(files)
-  plan = batch_plan.BatchPlan(config, count, count, np.arange(count), training)
-  batch = next(pipeline.batches(image_sources.Source(files), plan))
+  sampler = batch_sampler.BatchSampler(config, count, count, np.arange(count), training)
+  batch = next(pipeline.batches(image_sources.Source(files), sampler))
   assert batch['weight'].all()
-  positions, indices, _ = plan.indices(0)
+  positions, indices, _ = sampler.indices(0)
   sizes = np.array([_SIZES[i] for i in indices])
-  views = plan.views(positions, sizes)
+  views = sampler.views(positions, sizes)
   for pixels, index, box, flip in zip(batch['image'], indices, views.boxes, views.flips):
     image = Image.open(io.BytesIO(files[index]))
     scale = 2 ** min(3, max(0, int(np.log2(min(box[2:]) / 32))))

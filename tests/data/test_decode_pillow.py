@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data.input import augment, batch_plan, decode_pillow, pipeline
+from anp_jax.data.input import augment, batch_sampler, decode_pillow, pipeline
 from anp_jax.data.sources import mapped
 from tests import builders, image_files, image_sources
 
@@ -111,8 +111,8 @@ def test_random_crops_are_resampled(config):
   config.data.decode, config.data.image_size = 'bilinear', 16
   ramp = np.tile(np.arange(200, dtype=np.uint8)[:, None, None], (1, 200, 3))
   source = image_sources.Source([builders.encode_image(Image.fromarray(ramp), 'PNG')])
-  plan = batch_plan.BatchPlan(config, 1, 4, np.arange(4), True)
-  images = next(pipeline.batches(source, plan))['image']
+  sampler = batch_sampler.BatchSampler(config, 1, 4, np.arange(4), True)
+  images = next(pipeline.batches(source, sampler))['image']
   positions = np.arange(4)
   draws = augment.train_draws(config, positions)
   boxes = augment.train_views(config, draws, np.full((4, 2), 200)).boxes

@@ -9,11 +9,11 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data.input import augment, batch_plan, pipeline, tensorflow_cpu
+from anp_jax.data.input import augment, batch_sampler, pipeline, tensorflow_cpu
 from tests import builders, image_sources
 
 
-class _Boxes(batch_plan.BatchPlan):
+class _Boxes(batch_sampler.BatchSampler):
   """Cuts boxes that a test sets, none of them flipped."""
 
   boxes = None
@@ -42,8 +42,8 @@ def test_boxes_near_the_edges_have_the_whole_pictures_pixels(config, monkeypatch
   boxes = np.array([(top, left, side, side) for top, (left, _) in enumerate(gaps)])
   monkeypatch.setattr(_Boxes, 'boxes', boxes)
   rows = np.arange(len(files))
-  plan = _Boxes(config, len(files), len(files), rows, False)
-  (batch,) = pipeline.batches(image_sources.Source(files), plan)
+  sampler = _Boxes(config, len(files), len(files), rows, False)
+  (batch,) = pipeline.batches(image_sources.Source(files), sampler)
   for image, file, (top, left, *_), gap in zip(batch['image'], files, boxes, gaps):
     picture = np.asarray(Image.open(io.BytesIO(file)))
     want = picture[top : top + side, left : left + side]

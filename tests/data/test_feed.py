@@ -185,10 +185,10 @@ def test_waited_is_the_time_that_the_reader_waits():
   stream = feed.Feed(slow(), 2, clock)
   clock.now += 100  # before anybody reads
   for i, cost in enumerate(seconds):
-    before = stream.waited
+    before = stream.wait_seconds
     assert next(stream) == {'i': i}
-    assert stream.waited - before == cost
+    assert stream.wait_seconds - before == cost
     clock.now += 8  # the reader is at work
   with pytest.raises(StopIteration):
     next(stream)
-  assert stream.waited == sum(seconds)
+  assert stream.wait_seconds == sum(seconds)

@@ -20,7 +20,7 @@ _READ = """
 import resource, sys
 import numpy as np
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.input import batch_sampler, pipeline
 from anp_jax.data.sources import shards, stored_images
 from tests import builders, image_sources
 folder, count = sys.argv[1], int(sys.argv[2])
@@ -42,9 +42,9 @@ class Source(image_sources.Source):
 
 config = builders.config({
   'data.decode': 'bilinear', 'data.image_size': 8, 'data.threads': 4})
-plan = batch_plan.BatchPlan(config, count, 50, np.arange(50), True)
+sampler = batch_sampler.BatchSampler(config, count, 50, np.arange(50), True)
 for kind in ('array_record', 'tar'):
-  stream = pipeline.batches(Source(kind), plan)
+  stream = pipeline.batches(Source(kind), sampler)
   print(int(sum(next(stream)['weight'].sum() for _ in range(2 * count // 50))))
   stream.close()
 """

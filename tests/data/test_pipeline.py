@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.input import batch_sampler, pipeline
 from tests import builders, image_sources, launching, showing
 
 
@@ -71,12 +71,12 @@ def test_every_example_once_an_epoch_over_processes(config, processes, size):
   batch = 24 * processes  # an epoch ends anywhere in it
   for training in (True, False):
     plans = [
-      batch_plan.BatchPlan(config, size, batch, rows, training)
+      batch_sampler.BatchSampler(config, size, batch, rows, training)
       for rows in np.split(np.arange(batch), processes)
     ]
     steps = -(-3 * size // batch) if training else plans[0].steps
     rows_read = np.concatenate(
-      [np.array(plan.indices(s)) for s in range(steps) for plan in plans], 1
+      [np.array(sampler.indices(s)) for s in range(steps) for sampler in plans], 1
     )
     positions, indices, weights = rows_read[:, np.argsort(rows_read[0])]
     assert positions.tolist() == list(range(steps * batch))
@@ -115,11 +115,11 @@ def test_views_are_cut_resized_and_flipped(config, kind, training):
   config.data.resize = 40
   config.data.decode = 'exact'
   source = image_sources.Source(stored)
-  plan = batch_plan.BatchPlan(config, 8, 8, np.arange(8), training)
-  positions, indices, _ = plan.indices(0)
+  sampler = batch_sampler.BatchSampler(config, 8, 8, np.arange(8), training)
+  positions, indices, _ = sampler.indices(0)
   sizes = np.array([images[i].shape[:2] for i in indices])
-  views = plan.views(positions, sizes)
-  batch = next(pipeline.batches(source, plan))
+  views = sampler.views(positions, sizes)
+  batch = next(pipeline.batches(source, sampler))
   assert batch['label'].tolist() == indices.tolist()
   assert not training or 0 < views.flips.sum() < 8
   for got, index, box, flip in zip(batch['image'], indices, views.boxes, views.flips):
@@ -148,7 +148,7 @@ import jax
 import numpy as np
 from anp_jax.config import command_line
 from anp_jax.parallel import mesh
-from anp_jax.data.input import batch_plan
+from anp_jax.data.input import batch_sampler
 from anp_jax.data.input import feed
 from anp_jax.data.input import pipeline
 from anp_jax.data.input import random_batches
@@ -161,10 +161,10 @@ def stream(**overrides):
   source = sources.open_source(config, True)
   placement = feed.Placement.create(mesh.batch_sharding(mesh.create(config)), 8)
   rows = np.arange(8)
-  plan = batch_plan.BatchPlan(config, len(source), 8, rows, True)
+  sampler = batch_sampler.BatchSampler(config, len(source), 8, rows, True)
   if source.kind == 'synthetic':
-    return random_batches.batches(plan, 9, placement)
-  return feed.on_device(pipeline.batches(source, plan), rows, placement)
+    return random_batches.batches(sampler, 9, placement)
+  return feed.on_device(pipeline.batches(source, sampler), rows, placement)
 """
 
 

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data.input import batch_plan, strong_augment
+from anp_jax.data.input import batch_sampler, strong_augment
 from anp_jax.parallel import mesh as mesh_lib
 from tests import builders, image_sources, programs
 
@@ -83,9 +83,11 @@ def test_nothing_changes_where_both_are_off_and_no_features(strong):
 
 def test_another_version_of_the_stream_is_not_trained_on(strong):
   strong.data.stream = 1
-  plan = strong, 10, 2, np.arange(2)
-  builders.assert_refused('config.data.stream=1: expected 2', batch_plan.BatchPlan, *plan, True)
-  batch_plan.BatchPlan(*plan, training=False)  # what it has learnt is evaluated
+  sampler = strong, 10, 2, np.arange(2)
+  builders.assert_refused(
+    'config.data.stream=1: expected 2', batch_sampler.BatchSampler, *sampler, True
+  )
+  batch_sampler.BatchSampler(*sampler, training=False)  # what it has learnt is evaluated
 
 
 def test_the_keys_apply_to_strong_augmentation_only():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from anp_jax.data.input import batch_plan, feed, random_batches
+from anp_jax.data.input import batch_sampler, feed, random_batches
 from tests import builders
 
 
@@ -10,8 +10,8 @@ def _synthetic(config, sharding, start=0, training=True, batch=8):
   """Batches of 20 examples of five classes."""
   placement = feed.Placement.create(sharding, batch)
   rows = placement.local_rows()
-  plan = batch_plan.BatchPlan(config, 20, batch, rows, training, start)
-  return random_batches.batches(plan, 5, placement)
+  sampler = batch_sampler.BatchSampler(config, 20, batch, rows, training, start)
+  return random_batches.batches(sampler, 5, placement)
 
 
 def _host(batch):

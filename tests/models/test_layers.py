@@ -167,16 +167,16 @@ def test_gradients_stay_in_the_order_that_is_quick(inside, stride):
 LOWERINGS = {
   ('cpu', 1, 56, 1, 0): 'product',
   ('cpu', 1, 56, 2, 0): 'product',
-  ('cpu', 1, 56, 1, 1): 'apart',
+  ('cpu', 1, 56, 1, 1): 'barrier',
   ('cpu', 3, 2, 1, 1): 'patches',
   ('cpu', 3, 4, 2, 1): 'patches',
-  ('cpu', 3, 3, 1, 1): 'apart',
-  ('cpu', 7, 224, 2, 3): 'apart',
+  ('cpu', 3, 3, 1, 1): 'barrier',
+  ('cpu', 7, 224, 2, 3): 'barrier',
   ('gpu', 1, 56, 1, 0): 'library',
   ('gpu', 3, 2, 1, 1): 'library',
-  ('gpu', 7, 224, 2, 3): 'depth',
-  ('tpu', 7, 224, 2, 3): 'depth',
-  ('tpu', 3, 32, 2, 1): 'depth',
+  ('gpu', 7, 224, 2, 3): 'space_to_depth',
+  ('tpu', 7, 224, 2, 3): 'space_to_depth',
+  ('tpu', 3, 32, 2, 1): 'space_to_depth',
   ('tpu', 3, 32, 1, 1): 'library',
   ('tpu', 1, 32, 2, 0): 'library',
 }
@@ -199,7 +199,7 @@ def test_the_lowering_is_chosen_by_platform_and_shapes(where):
   assert program.count('dot_general') == products
   assert program.count('conv_general_dilated') == (not products)
   strided = f'window_strides=({stride}, {stride})' in program
-  assert strided == (not products and kind != 'depth')
+  assert strided == (not products and kind != 'space_to_depth')
 
 
 @pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])

@@ -9,7 +9,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment, mesh as mesh_lib
-from anp_jax.parallel.channel_split import split as plan_lib
+from anp_jax.parallel.channel_split import split as split_lib
 from anp_jax.tools.portability import compiled_collectives
 from tests import builders, launching, splitting
 
@@ -229,7 +229,7 @@ def test_bad_values_are_refused(overrides, message):
 
 
 def test_layers_outside_the_pattern_are_not_split():
-  shares = plan_lib.Shares((3, 1), 'stage[34]|^conv1$')
+  shares = split_lib.Shares((3, 1), 'stage[34]|^conv1$')
   assert shares.counts('stage3_block1/conv2', 8, 2) == (6, 2)
   assert shares.counts('conv1', 4, 2) == (3, 1)
   assert shares.counts('stage2_block1/conv1', 8, 2) is None

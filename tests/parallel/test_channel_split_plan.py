@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from anp_jax.parallel.channel_split import split as plan_lib
+from anp_jax.parallel.channel_split import split as split_lib
 from anp_jax.runtimes.calibration import costs as costs_lib, planner, similar
 from tests import builders, splitting
 
@@ -236,21 +236,21 @@ def test_the_messages_say_that_nothing_is_split():
 
 def test_a_plan_is_read_as_it_is_written():
   text = 'conv1=250,250; stage1_block1/conv2=3,0'
-  plan = plan_lib.parse(text)
+  plan = split_lib.parse(text)
   assert str(plan) == text
   assert plan.counts('conv1', 500, 2) == (250, 250)
   assert plan.counts('conv9', 500, 2) is None
   assert plan.layers == ('conv1', 'stage1_block1/conv2')
-  assert str(plan_lib.parse('nothing')) == 'nothing'
-  assert plan_lib.parse('nothing').layers == ()
+  assert str(split_lib.parse('nothing')) == 'nothing'
+  assert split_lib.parse('nothing').layers == ()
 
 
 @pytest.mark.parametrize(
   'text', ['conv1', 'conv1=1,2;', 'a=1,-2', 'a=x', '=', 'a=batch', 'a=1,2; a=2,1']
 )
 def test_a_text_that_is_no_plan_is_refused(text):
-  builders.assert_refused(['expected a text such as'], plan_lib.parse, text)
+  builders.assert_refused(['expected a text such as'], split_lib.parse, text)
 
 
 def test_counts_of_another_network_are_refused():
-  builders.assert_refused(['expected 2 numbers, 7 in'], plan_lib.parse('a=3,3').counts, 'a', 7, 2)
+  builders.assert_refused(['expected 2 numbers, 7 in'], split_lib.parse('a=3,3').counts, 'a', 7, 2)

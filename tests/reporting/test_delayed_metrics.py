@@ -36,7 +36,7 @@ class _Telemetry:
 
 
 def _log(every=1, total=9, damage=None):
-  telemetry, feed = _Telemetry(), types.SimpleNamespace(waited=5.0)
+  telemetry, feed = _Telemetry(), types.SimpleNamespace(wait_seconds=5.0)
   log = delayed_metrics.TrainingLog(_NAMES, telemetry, damage or _damage(), every, total, feed)
   return log, telemetry, feed
 
@@ -68,7 +68,7 @@ def test_a_log_records_every_few_steps_and_the_last():
   log, telemetry, feed = _log(every=2, total=5)
   votes, read = [], [log.step]
   for step in range(1, 6):
-    feed.waited += 1
+    feed.wait_seconds += 1
     votes.append(log.push(step, _values(step, damaged=1, vote=3 * (step == 2))))
     read.append(log.step)
   assert read == [0, 0, 1, 2, 3, 4]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anp_jax import cluster
-from anp_jax.parallel.channel_split import convolutions, split as plan_lib
+from anp_jax.parallel.channel_split import convolutions, split as split_lib
 from anp_jax.runtimes.calibration import (
   calibrate,
   costs as costs_lib,
@@ -87,7 +87,7 @@ def test_measurements_are_used_again(tmp_path, monkeypatch):
   workdir = tmp_path / 'of_a_trial'  # which nothing has made yet
   plan = calibrate.choose_plan(spec, str(workdir), processes)
   saved = json.loads((workdir / calibrate.FILE).read_text())
-  assert str(plan_lib.parse(plan[0])) == str(plan_lib.Plan(saved['plan']))
+  assert str(split_lib.parse(plan[0])) == str(split_lib.Split(saved['plan']))
   never = mock.Mock(side_effect=AssertionError('measured again'))
   monkeypatch.setattr(timing, 'Timing', never)
   assert calibrate.choose_plan(spec, str(workdir), processes) == plan

@@ -140,7 +140,7 @@ class _Server:
 class _Feed:
   """Batches without data."""
 
-  waited = 0.0
+  wait_seconds = 0.0
 
   def __next__(self):
     return 'batch'

@@ -7,7 +7,7 @@ import pytest
 
 from anp_jax import cluster, train
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.parallel.channel_split import split as plan_lib
+from anp_jax.parallel.channel_split import split as split_lib
 from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, replanner, timing
 from anp_jax.runtimes.offload import pool
 from tests import launching, splitting
@@ -87,7 +87,7 @@ def test_devices_that_are_lost_change_a_measured_plan(tmp_path, monkeypatch):
   third.is_lost, pool.lines = True, ['rank 2 has gone']
   changed, _ = planner.revise(3)
   assert changed.offload_devices == ()
-  assert changed.config.strategy.plan == plan_lib.NOTHING
+  assert changed.config.strategy.plan == split_lib.NOTHING
   assert planner.revise(5) == (None, [])
 
 

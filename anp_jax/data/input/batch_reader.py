@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, corruption
+from anp_jax.data.input import batch_sampler, corruption
 
 # Seconds that a batch waits for a disk or a network with a fault, and between
 # two attempts. Rows wait together: an outage must not stall a run for hours.
@@ -41,29 +41,29 @@ class BatchReader:
 
   Attributes:
     source: source of any kind but 'synthetic'.
-    plan: examples of each batch, and their cuts.
+    sampler: examples of each batch, and their cuts.
     registry: damaged examples of the source.
     pool: threads that decode.
     threads: number of them.
   """
 
   source: sources.Source
-  plan: batch_plan.BatchPlan
+  sampler: batch_sampler.BatchSampler
   registry: corruption.Registry
   pool: futures.Executor
   threads: int = 1
 
-  def counts(self) -> Iterator[int]:
-    """The counts of the stream's batches, from plan.start on."""
-    if self.plan.steps is None:
-      return itertools.count(self.plan.start)
-    return iter(range(self.plan.start, self.plan.steps))
+  def batch_indices(self) -> Iterator[int]:
+    """The indices of the stream's batches, from sampler.start on."""
+    if self.sampler.steps is None:
+      return itertools.count(self.sampler.start)
+    return iter(range(self.sampler.start, self.sampler.steps))
 
-  def read(self, count: int) -> tuple[np.ndarray, list, np.ndarray, np.ndarray]:
+  def read(self, batch_index: int) -> tuple[np.ndarray, list, np.ndarray, np.ndarray]:
     """Reads all rows of a batch at once.
 
     Args:
-      count: place of the batch in the stream.
+      batch_index: place of the batch in the stream.
 
     Returns:
       Positions in the stream (n,); images as the source has them, a list of n; labels
@@ -72,7 +72,7 @@ class BatchReader:
     Raises:
       Exception: whatever the source raises for an example that it cannot read.
     """
-    positions, indices, weights = self.plan.indices(count)
+    positions, indices, weights = self.sampler.indices(batch_index)
     readable = self.registry.replacements(indices)
     images, labels = self.source.read(readable)
     return positions, images, labels, weights * (readable == indices)
@@ -84,11 +84,11 @@ class BatchReader:
       prepare: makes of an image one whose size is known; it may raise anything.
       cut: writes a view of it; it may raise anything.
     """
-    side = self.plan.config.data.image_size
+    side = self.sampler.config.data.image_size
 
     def view(prepared, positions, outs):
       sizes = np.array([image.shape[:2] for image in prepared])
-      views = self.plan.views(positions, sizes)
+      views = self.sampler.views(positions, sizes)
       for image, box, flip, out in zip(prepared, views.boxes, views.flips.tolist(), outs):
         cut(image, box, flip, out)
 
@@ -97,8 +97,8 @@ class BatchReader:
       view([prepare(image)], np.array([position]), out)
       return out[0]
 
-    def submit(count):
-      positions, indices, weights = self.plan.indices(count)
+    def submit(batch_index):
+      positions, indices, weights = self.sampler.indices(batch_index)
       readable = self.registry.replacements(indices)
       images = np.empty((len(indices), side, side, 3), np.uint8)
       labels = np.empty(len(indices), np.int32)
@@ -110,23 +110,23 @@ class BatchReader:
       rows = max(-(-len(indices) // (self.threads * _PARTS_PER_THREAD)), _FEWEST_ROWS)
       parts = [slice(i, i + rows) for i in range(0, len(indices), rows)]
       tasks = [self.pool.submit(decode_part, part) for part in parts]
-      return count, tasks, (images, labels, weights * (readable == indices))
+      return batch_index, tasks, (images, labels, weights * (readable == indices))
 
-    def finished(count, tasks, batch):
+    def finished(batch_index, tasks, batch):
       errors = [task.exception() for task in tasks]  # waits for all
-      return self.decode_rows(count, decode_row) if any(errors) else batch
+      return self.decode_rows(batch_index, decode_row) if any(errors) else batch
 
     # A ticket may wait until an earlier one's batch was used.
-    ahead = 0 if self.plan.tickets else _BATCHES_AHEAD
+    ahead = 0 if self.sampler.tickets else _BATCHES_AHEAD
     pending: collections.deque = collections.deque()
-    for count in self.counts():
-      pending.append(submit(count))
+    for batch_index in self.batch_indices():
+      pending.append(submit(batch_index))
       if len(pending) > ahead:
         yield finished(*pending.popleft())
     while pending:
       yield finished(*pending.popleft())
 
-  def decode_rows(self, count: int, decode: Decode) -> Batch:
+  def decode_rows(self, batch_index: int, decode: Decode) -> Batch:
     """Reads and decodes a batch row by row, in the threads of the pool.
 
     A damaged example's row shows the next whole example, with weight 0, and is
@@ -134,10 +134,10 @@ class BatchReader:
     weight 0.
 
     Args:
-      count: place of the batch in the stream.
+      batch_index: place of the batch in the stream.
       decode: makes a row's pixels; it may raise anything.
     """
-    side = self.plan.config.data.image_size
+    side = self.sampler.config.data.image_size
     # The first row that meets a disk or a network with a fault sets it for all.
     deadline = functools.cache(lambda: time.monotonic() + _MAX_OUTAGE)
 
@@ -155,7 +155,7 @@ class BatchReader:
           return image, label, weight if candidate == index else 0.0
       return np.zeros((side, side, 3), np.uint8), 0, 0.0
 
-    images, labels, weights = zip(*self.pool.map(row, *self.plan.indices(count)))
+    images, labels, weights = zip(*self.pool.map(row, *self.sampler.indices(batch_index)))
     return (np.stack(images), np.array(labels, np.int32), np.array(weights, np.float32))
 
   def _read_one(self, index, deadline):

@@ -63,7 +63,7 @@ def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
   Returns:
     images (n, size, size, 3) uint8, labels (n,) int32, weights (n,) float32.
   """
-  d, is_encoded = reader.plan.config.data, reader.source.kind == 'encoded'
+  d, is_encoded = reader.sampler.config.data, reader.source.kind == 'encoded'
 
   def prepare(image):
     if not is_encoded:

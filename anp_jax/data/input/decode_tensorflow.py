@@ -32,8 +32,8 @@ def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
   # A local name: a stream left open meets the end of Python, when modules go.
   broken = tensorflow_cpu.load().errors.OpError
   graph = _Graph(reader)
-  steps = reader.plan.steps
-  step = reader.plan.start
+  steps = reader.sampler.steps
+  step = reader.sampler.start
   while steps is None or step < steps:
     try:
       for images in _until_exit(graph.iterator(step)):
@@ -53,17 +53,17 @@ class _Graph:
     self._tf = tensorflow_cpu.load()
     self._reader = reader
     self._labels_by_step = {}  # and weights, of batches under way in the graph
-    d = reader.plan.config.data
+    d = reader.sampler.config.data
     self._side = d.image_size
     self._max_megapixels = d.max_megapixels
 
   def iterator(self, start):
     """A tf.data iterator over the images of batches from step `start` on."""
-    tf, plan = self._tf, self._reader.plan
+    tf, sampler = self._tf, self._reader.sampler
     self._labels_by_step.clear()
     # Plain graph code: nothing that AutoGraph would have to rewrite.
     plain = tf.autograph.experimental.do_not_convert
-    stop = 2**62 if plan.steps is None else plan.steps
+    stop = 2**62 if sampler.steps is None else sampler.steps
     data = tf.data.Dataset.range(start, stop)
     threads = self._reader.threads
     # Reading waits for a disk or a network rather than for a core.
@@ -71,7 +71,7 @@ class _Graph:
     data = data.map(plain(self._load), num_parallel_calls=readers, deterministic=True)
     data = data.unbatch()
     data = data.map(plain(self._cut), num_parallel_calls=threads, deterministic=True)
-    data = data.batch(len(plan.rows), drop_remainder=True).prefetch(2)
+    data = data.batch(len(sampler.rows), drop_remainder=True).prefetch(2)
     options = tf.data.Options()
     options.threading.private_threadpool_size = threads
     return data.with_options(options).as_numpy_iterator()
@@ -96,7 +96,7 @@ class _Graph:
 
   def _load(self, step):
     """Files and views of a step; labels and weights stay out of the graph."""
-    tf, count = self._tf, len(self._reader.plan.rows)
+    tf, count = self._tf, len(self._reader.sampler.rows)
 
     # TensorFlow keeps a function for ever; the source behind it, with all that may
     # be cached there, must go.
@@ -119,7 +119,7 @@ class _Graph:
     sizes = np.array([image_format.size(file) for file in files])
     for height, width in sizes.tolist():
       image_format.check_pixels(height, width, self._max_megapixels)
-    views = self._reader.plan.views(positions, sizes)
+    views = self._reader.sampler.views(positions, sizes)
     boxes = views.boxes.astype(np.int32)
     jpeg = np.array([image_format.is_jpeg(file) for file in files])
     # Halved colour at a box's edge lies between its own and the next beyond it.

@@ -26,7 +26,7 @@ class Feed:
   """An iterator of device batches, which a thread fills.
 
   Attributes:
-    waited: total seconds that readers have waited.
+    wait_seconds: total seconds that readers have waited.
   """
 
   def __init__(
@@ -40,7 +40,7 @@ class Feed:
       clock: monotonic time in seconds.
     """
     self._clock = clock
-    self.waited = 0.0
+    self.wait_seconds = 0.0
     self._queue: queue.Queue = queue.Queue(depth)
     self._end: BaseException | None = None  # every further read raises it
     self._stopped = threading.Event()
@@ -56,7 +56,7 @@ class Feed:
     if self._end is None:
       start = self._clock()
       item = self._queue.get()
-      self.waited += self._clock() - start
+      self.wait_seconds += self._clock() - start
       if not isinstance(item, BaseException):
         return item
       self._end = item

@@ -8,8 +8,8 @@ import numpy as np
 
 from anp_jax.data import sources
 from anp_jax.data.input import (
-  batch_plan,
   batch_reader,
+  batch_sampler,
   corruption,
   decode_pillow,
   decode_tensorflow,
@@ -19,13 +19,15 @@ from anp_jax.system import cores
 
 
 def batches(
-  source: sources.Source, plan: batch_plan.BatchPlan, registry: corruption.Registry | None = None
+  source: sources.Source,
+  sampler: batch_sampler.BatchSampler,
+  registry: corruption.Registry | None = None,
 ) -> Generator[dict, None, None]:
-  """The batches of a process, from plan.start on.
+  """The batches of a process, from sampler.start on.
 
   Args:
     source: any source but a synthetic one.
-    plan: examples of each batch, and their cuts.
+    sampler: examples of each batch, and their cuts.
     registry: damaged examples of the source, shared by its streams.
 
   Yields:
@@ -34,38 +36,40 @@ def batches(
     damaged example's row shows another example, with weight 0.
   """
   registry = registry or corruption.Registry(source)
-  threads = plan.config.data.threads or cores.count()
+  threads = sampler.config.data.threads or cores.count()
   with futures.ThreadPoolExecutor(threads) as pool:
-    reader = batch_reader.BatchReader(source, plan, registry, pool, threads)
+    reader = batch_reader.BatchReader(source, sampler, registry, pool, threads)
     if source.kind == 'vectors':
       decoded = _vectors(reader)
-    elif source.kind == 'encoded' and plan.config.data.decode == 'exact':
+    elif source.kind == 'encoded' and sampler.config.data.decode == 'exact':
       decoded = decode_tensorflow.batches(reader)
     else:
       decoded = decode_pillow.batches(reader)
-    for count, (image, label, weight) in enumerate(decoded, plan.start):
+    for batch_index, (image, label, weight) in enumerate(decoded, sampler.start):
       if source.kind != 'vectors':
-        image = plan.moved(count, image)
-      rows = plan.step_and_rows(count)[1].astype(np.int32)
+        image = sampler.moved(batch_index, image)
+      rows = sampler.step_and_rows(batch_index)[1].astype(np.int32)
       yield {'image': image, 'label': label, 'weight': weight, 'row': rows}
 
 
 def labelled(
-  source: sources.Source, plan: batch_plan.BatchPlan, registry: corruption.Registry | None = None
+  source: sources.Source,
+  sampler: batch_sampler.BatchSampler,
+  registry: corruption.Registry | None = None,
 ) -> Generator[dict, None, None]:
   """The batches of `batches`, for what needs the class of each example.
 
   Raises:
     ConfigError: at an example that has none.
   """
-  with contextlib.closing(batches(source, plan, registry)) as stream:
-    for count, batch in enumerate(stream, plan.start):
-      source_lib.check_labelled(source, batch['label'], plan.indices(count)[1])
+  with contextlib.closing(batches(source, sampler, registry)) as stream:
+    for batch_index, batch in enumerate(stream, sampler.start):
+      source_lib.check_labelled(source, batch['label'], sampler.indices(batch_index)[1])
       yield batch
 
 
 def _vectors(reader):
   """The batches of a source in memory, whose examples are neither cut nor damaged."""
-  for count in reader.counts():
-    _, vectors, labels, weights = reader.read(count)
+  for batch_index in reader.batch_indices():
+    _, vectors, labels, weights = reader.read(batch_index)
     yield np.stack(vectors), labels, weights

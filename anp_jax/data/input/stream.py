@@ -10,7 +10,7 @@ import numpy as np
 
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, corruption, feed, pipeline, random_batches
+from anp_jax.data.input import batch_sampler, corruption, feed, pipeline, random_batches
 from anp_jax.data.sources import balance
 
 
@@ -81,13 +81,13 @@ class Stream:
     config, is_synthetic = self.config, source.kind == 'synthetic'
     rows = placement.local_rows()
     if training and not is_synthetic:
-      options['sampler'] = balance.sampler(config, source)
-    plan = batch_plan.BatchPlan(config, len(source), batch_size, rows, training, **options)
+      options['order'] = balance.sampler(config, source)
+    sampler = batch_sampler.BatchSampler(config, len(source), batch_size, rows, training, **options)
     if is_synthetic:
-      batches = random_batches.batches(plan, len(source.vocabulary), placement, self.vote)
+      batches = random_batches.batches(sampler, len(source.vocabulary), placement, self.vote)
     else:
       registry = self.registries.setdefault(source, corruption.Registry(source))
-      host_batches = pipeline.labelled(source, plan, registry)
+      host_batches = pipeline.labelled(source, sampler, registry)
       batches = feed.on_device(host_batches, rows, placement, self.vote)
     if simulation:
       replicated = jax.NamedSharding(self.sharding.mesh, jax.P())

@@ -21,7 +21,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, command_line, exits, outputs
 from anp_jax.data import index_shuffle, sources, vocabulary
-from anp_jax.data.input import augment, batch_plan, pipeline
+from anp_jax.data.input import augment, batch_sampler, pipeline
 from anp_jax.data.show import stats
 from anp_jax.data.sources import agreement, balance, source as source_lib
 
@@ -83,20 +83,20 @@ def examples(
   rows = np.arange(count)
   if not training:
     rows = spread(config.seed, min(count, len(source)), len(source))
-  plan = batch_plan.OneBatch(
+  sampler = batch_sampler.OneBatch(
     config,
     len(source),
     _batch_size(config),
     rows,
     training,
     step if training else 0,
-    sampler=balance.sampler(config, source) if training else None,
+    order=balance.sampler(config, source) if training else None,
   )
-  (batch,) = pipeline.batches(source, plan)
+  (batch,) = pipeline.batches(source, sampler)
   if training and augment.is_strong(config):
     from anp_jax.data.input import strong_augment  # JAX, which nothing else here needs
 
-    steps, rows = divmod(plan.start * plan.batch_size + rows, plan.batch_size)
+    steps, rows = divmod(sampler.start * sampler.batch_size + rows, sampler.batch_size)
     batch['image'] = strong_augment.of_steps(config, batch['image'], steps, rows)
   return batch
 

@@ -63,10 +63,10 @@ def _convolve(x, kernel, stride, pads, platform, groups):
   if kind == 'patches':
     patches = jnp.concatenate(windows.slices(x, windows.Windows(window, stride, pads), 0), axis=-1)
     return _product(patches, kernel.reshape(-1, kernel.shape[-1]))
-  if kind == 'depth':
-    return _library(*_to_depth(x, kernel, pads), 1, ((0, 0), (0, 0)))
-  if kind == 'apart':
-    return _apart(x, kernel, stride, pads)
+  if kind == 'space_to_depth':
+    return _library(*_space_to_depth(x, kernel, pads), 1, ((0, 0), (0, 0)))
+  if kind == 'barrier':
+    return _behind_barrier(x, kernel, stride, pads)
   return _library(x, kernel, stride, pads)
 
 
@@ -80,11 +80,11 @@ def lowering(
   | where | what | because |
   |---|---|---|
   | GPU, TPU | library | cuDNN and the matrix unit need no help |
-  | the same, few channels, stride 2 | depth | 3 fill 3 of a TPU's 128 lanes; \
+  | the same, few channels, stride 2 | space_to_depth | 3 fill 3 of a TPU's 128 lanes; \
 ResNet-50's step on an H200: 5 % less |
   | CPU, 1x1 | product | XLA's weight gradient: 7 GF/s, the product's 150 |
   | CPU, up to 2x2 results | patches | XLA's convolution: 2 GF/s, patches 180 |
-  | CPU, else | apart | XLA's own, its gradients kept apart from neighbours |
+  | CPU, else | barrier | XLA's own, its gradients kept apart from neighbours |
 
   Grouped ones on a CPU are those of `grouped`, and the library's elsewhere.
 
@@ -96,16 +96,16 @@ ResNet-50's step on an H200: 5 % less |
     platform: 'cpu', 'gpu', 'tpu'.
 
   Returns:
-    'library', 'depth', 'product', 'patches' or 'apart'.
+    'library', 'space_to_depth', 'product', 'patches' or 'barrier'.
   """
   window = kernel_shape[0], kernel_shape[1]
   if not platform.startswith('cpu'):
     few = stride == 2 and shape[-1] <= 4 and min(window) > 2
-    return 'depth' if few else 'library'
+    return 'space_to_depth' if few else 'library'
   if window == (1, 1) and pads == ((0, 0), (0, 0)):
     return 'product'
   rows, columns = windows.size(shape[1:3], windows.Windows(window, stride, pads))
-  return 'patches' if rows * columns <= _PATCHES_UP_TO else 'apart'
+  return 'patches' if rows * columns <= _PATCHES_UP_TO else 'barrier'
 
 
 def _library(x, kernel, stride, pads, groups=1):
@@ -120,15 +120,15 @@ def _library(x, kernel, stride, pads, groups=1):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _apart(x, kernel, stride, pads):
+def _behind_barrier(x, kernel, stride, pads):
   return _library(x, kernel, stride, pads)
 
 
-def _apart_forward(x, kernel, stride, pads):
+def _behind_barrier_forward(x, kernel, stride, pads):
   return _library(x, kernel, stride, pads), (x, kernel)
 
 
-def _apart_backward(stride, pads, saved, dy):
+def _behind_barrier_backward(stride, pads, saved, dy):
   # Barriers: XLA transposes both operands of a weight gradient, and would
   # compute the normalisation before (and after) once more inside that copy,
   # pixel by pixel against the grain of memory.
@@ -137,7 +137,7 @@ def _apart_backward(stride, pads, saved, dy):
   return _gradients(x, kernel, dy, stride, pads)
 
 
-_apart.defvjp(_apart_forward, _apart_backward)
+_behind_barrier.defvjp(_behind_barrier_forward, _behind_barrier_backward)
 
 
 def _gradients(x, kernel, dy, stride: int, pads):
@@ -216,7 +216,7 @@ def _tall_product(x, y):
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _to_depth(x, kernel, pads):
+def _space_to_depth(x, kernel, pads):
   """Space to depth: a stride of 2 becomes four times the channels.
 
   The same function of the same parameters: the kernel gets a row and a column

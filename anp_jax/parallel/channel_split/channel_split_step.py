@@ -15,7 +15,7 @@ from anp_jax.parallel.channel_split import (
   convolutions,
   kernels,
   parts,
-  split as plan_lib,
+  split as split_lib,
   split_operation,
 )
 from anp_jax.parallel.sync import sync_step as sync
@@ -27,7 +27,7 @@ def check(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
   Raises:
     ConfigError: naming the key and the expected value.
   """
-  plan_lib.from_config(config)
+  split_lib.from_config(config)
   shares, devices = config.strategy.shares, mesh.shape[mesh_lib.MODEL]
   if config.strategy.offload_to:  # outside of the mesh: the offload pool checks them
     return
@@ -53,7 +53,7 @@ class ChannelSplitStep(sync.SyncStep):
   def __init__(self, config: ConfigDict, specs: Any, forward_order: Sequence[str] = ()):
     """Makes the strategy; see `sync_step.SyncStep`."""
     super().__init__(config, specs, forward_order)
-    self._plan = plan_lib.from_config(config)
+    self._plan = split_lib.from_config(config)
     # Features of each convolution, and of each device by the path of a split kernel.
     self._features: dict[str, int] = {}
     self._kernels: dict[str, tuple[int, ...]] = {}
@@ -71,7 +71,7 @@ class ChannelSplitStep(sync.SyncStep):
 
     with convolutions.computed_by(record):
       jax.eval_shape(lambda: init())  # a new function: `init` has a cached trace
-    plan_lib.check_layers(self._plan, self._features)
+    split_lib.check_layers(self._plan, self._features)
     return lambda weights=(): kernels.divided(init(weights), self._kernels)
 
   def abstract_state(self, abstract_replica: state_lib.TrainState) -> state_lib.TrainState:

@@ -15,7 +15,7 @@ class Shares:
   """The same shares for every convolution.
 
   Attributes:
-    layers: empty; see `Plan`.
+    layers: empty; see `Split`.
   """
 
   layers: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Shares:
     return apportionment.apportion(features, self._shares or (1,) * devices)
 
 
-class Plan:
+class Split:
   """The features of each device, for each convolution that is split.
 
   Attributes:
@@ -71,7 +71,7 @@ class Plan:
     return '; '.join(texts) or NOTHING
 
 
-def parse(text: str) -> Plan:
+def parse(text: str) -> Split:
   """Reads a plan such as 'conv1=250,250; conv2=1000,500'.
 
   Raises:
@@ -87,10 +87,10 @@ def parse(text: str) -> Plan:
         f"'conv1=250,250; conv2=1000,500', each layer once, or {NOTHING!r}"
       )
     divisions[layer] = tuple(map(int, numbers.split(',')))
-  return Plan(divisions)
+  return Split(divisions)
 
 
-def check_layers(plan: Shares | Plan, layers: Collection[str]) -> None:
+def check_layers(plan: Shares | Split, layers: Collection[str]) -> None:
   """Refuses a plan of layers that the network does not have.
 
   Args:
@@ -108,7 +108,7 @@ def check_layers(plan: Shares | Plan, layers: Collection[str]) -> None:
       )
 
 
-def from_config(config: ConfigDict) -> Shares | Plan:
+def from_config(config: ConfigDict) -> Shares | Split:
   """The plan of config.strategy, or its shares for all layers."""
   t = config.strategy
   return parse(t.plan) if t.plan else Shares(t.shares, t.split_layers)

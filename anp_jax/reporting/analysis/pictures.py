@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.input import batch_sampler, pipeline
 from anp_jax.reporting.analysis import analysis_results as results_lib
 from anp_jax.system import drawing, files
 
@@ -98,8 +98,8 @@ def read(
   """
   if not len(indices):
     return {}
-  plan = batch_plan.OneBatch(config, len(source), len(indices), indices, training=False)
-  (batch,) = pipeline.batches(source, plan)
+  sampler = batch_sampler.OneBatch(config, len(source), len(indices), indices, training=False)
+  (batch,) = pipeline.batches(source, sampler)
   return dict(zip(indices.tolist(), batch['image']))
 
 

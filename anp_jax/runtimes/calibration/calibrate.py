@@ -1,7 +1,7 @@
 """Measures a run's devices once, plans its channel split, and keeps both."""
 
 from anp_jax import cluster
-from anp_jax.parallel.channel_split import split as plan_lib
+from anp_jax.parallel.channel_split import split as split_lib
 from anp_jax.runtimes.calibration import costs as costs_lib, kept, planner, timing as timing_lib
 from anp_jax.training import run_spec
 
@@ -26,14 +26,14 @@ def choose_plan(
   """
   saved = load(spec, workdir, processes)
   costs, plan = saved or _measure_and_plan(spec, workdir, processes)
-  text = str(plan_lib.Plan(plan))
+  text = str(split_lib.Split(plan))
   messages = planner.messages(costs, plan)
   return text, [*messages, f'plan     config.strategy.plan={text!r}']
 
 
 def load(
   spec: run_spec.RunSpec, workdir: str, processes: cluster.Processes
-) -> tuple[costs_lib.Costs, costs_lib.Plan] | None:
+) -> tuple[costs_lib.Costs, costs_lib.Split] | None:
   """Reads what `choose_plan` has kept of the same network and devices.
 
   Args:

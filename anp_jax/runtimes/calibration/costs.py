@@ -17,7 +17,7 @@ import numpy as np
 # share up to a multiple costs nothing.
 MULTIPLES = {'cpu': 8, 'gpu': 8, 'tpu': 128}
 # By the path of each layer that is split: features of each device.
-Plan = Mapping[str, Sequence[int]]
+Split = Mapping[str, Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Costs:
     )
 
   def layer_seconds(
-    self, path: str, counts: Sequence[int] | None, plan: Plan, behind: float | np.ndarray = 0.0
+    self, path: str, counts: Sequence[int] | None, plan: Split, behind: float | np.ndarray = 0.0
   ) -> float:
     """Returns the seconds of a layer.
 
@@ -176,7 +176,7 @@ class Costs:
     communication = self._communication(path, counts, plan)
     return max(behind + np.array(self._work(path, counts))) + communication
 
-  def step_seconds(self, plan: Plan) -> float:
+  def step_seconds(self, plan: Split) -> float:
     """Returns the predicted seconds; layers without a plan are not split."""
     kernels = [layer.kernel for path, layer in self.layers.items() if path not in plan]
     gradients = self.link.sum_seconds(self.other_bytes + sum(kernels))
@@ -185,7 +185,7 @@ class Costs:
     seconds, behind = self._progress(plan)
     return float(seconds + max(behind) + gradients)
 
-  def behind(self, plan: Plan, path: str) -> np.ndarray:
+  def behind(self, plan: Split, path: str) -> np.ndarray:
     """Returns the seconds of each device since the last wait, up to a layer.
 
     Args:
@@ -270,7 +270,7 @@ class OffloadCosts(Costs):
     """The index of the training device."""
     return 0
 
-  def step_seconds(self, plan: Plan) -> float:
+  def step_seconds(self, plan: Split) -> float:
     """Returns the predicted seconds: the rest, and each layer's slowest device."""
     return self._rest[0] + sum(
       self.layer_seconds(path, plan.get(path), plan) for path in self.layers

@@ -58,7 +58,7 @@ def balanced_counts(
   return apportionment.apportion(layer.features, shares, unit)
 
 
-def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
+def messages(costs: costs_lib.Costs, plan: costs_lib.Split) -> list[str]:
   """Returns lines that describe a plan and its predicted step time."""
   names = '; '.join(f'{i}: {name}' for i, name in enumerate(costs.names))
   lines = [f'devices  {names}, {costs.devices_are}']

@@ -4,7 +4,7 @@ import dataclasses
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.parallel.channel_split import split as plan_lib
+from anp_jax.parallel.channel_split import split as split_lib
 from anp_jax.runtimes.calibration import calibrate, planner
 from anp_jax.training import run_spec
 
@@ -48,7 +48,7 @@ class Replanner:
     costs = self._measured[0].of_devices(places)
     plan = planner.best_plan(costs)
     self._measured = costs, plan
-    changes = {'strategy.plan': str(plan_lib.Plan(plan)), 'strategy.shares': ()}
+    changes = {'strategy.plan': str(split_lib.Split(plan)), 'strategy.shares': ()}
     config = config_lib.replaced(self._spec.config, changes)
     self._spec = dataclasses.replace(self._spec, config=config, offload_devices=present)
     news.append(f'config.strategy.plan={config.strategy.plan!r} after step {step}')

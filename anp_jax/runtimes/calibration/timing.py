@@ -11,7 +11,7 @@ import numpy as np
 
 from anp_jax import cluster, config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import convolutions, split as plan_lib
+from anp_jax.parallel.channel_split import convolutions, split as split_lib
 from anp_jax.runtimes.calibration import (
   costs as costs_lib,
   rounds as rounds_lib,
@@ -118,7 +118,7 @@ class Timing:
   def _compile_layers(self, network_calls):
     """Returns (call, indices of its programs) by layer that may be split."""
     config = self._spec.config
-    shares = plan_lib.Shares((), config.strategy.split_layers)
+    shares = split_lib.Shares((), config.strategy.split_layers)
     layers, indices = {}, {}
     for call in network_calls:
       if shares.counts(call.layer, call.features, 2) is None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import convolutions, split as plan_lib
+from anp_jax.parallel.channel_split import convolutions, split as split_lib
 from anp_jax.parallel.sync import sync_step as sync
 from anp_jax.runtimes.offload import offload_operation
 
@@ -34,7 +34,7 @@ class OffloadStep(sync.SyncStep):
         in the order of the plan's counts.
     """
     super().__init__(config, specs, forward_order)
-    self._plan = plan_lib.from_config(config)
+    self._plan = split_lib.from_config(config)
     self._devices = tuple(offload_devices)
     self._layers: set[str] = set()  # paths of the convolutions that were traced
     # Convolutions of the trace under way, by the kernel's path.
@@ -45,7 +45,7 @@ class OffloadStep(sync.SyncStep):
 
     They are awaited here, all at once, since nothing needs them before.
     """
-    plan_lib.check_layers(self._plan, self._layers)
+    split_lib.check_layers(self._plan, self._layers)
     leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
     totals = [gradient for _, gradient in leaves]
     split = {}  # index of a kernel's gradient to its convolutions

@@ -229,11 +229,11 @@ class _WorkerSession:
   def _next(self):
     """The next ticket, its batch and the seconds it was waited for."""
     with self._taking:
-      before = self._feed.waited
+      before = self._feed.wait_seconds
       batch = next(self._feed)
       ticket = self._queue.ticket(self._count)
       self._count += 1
-    return ticket, batch, self._feed.waited - before
+    return ticket, batch, self._feed.wait_seconds - before
 
   def _process(self, ticket, batch, waited):
     """Pulls weights, computes a ticket's gradient, pushes and commits it."""

@@ -75,7 +75,7 @@ class Simulation:
     self._lock = threading.Lock()
 
   def step_and_rows(self, step: int) -> tuple[int | np.ndarray, np.ndarray]:
-    """The batch of the update from version `step` on; see `BatchPlan.tickets`."""
+    """The batch of the update from version `step` on; see `BatchSampler.tickets`."""
     update = self._update(step)
     return update.step, update.rows
 

@@ -75,17 +75,17 @@ def main(arguments: list[str]) -> int:
     return papers.main(arguments[1:])
   overrides, rest = command_line.split_overrides(arguments)
   flags = _flags(rest)
-  study, cells, plan = _study(flags, overrides)
+  study, cells, tuning = _study(flags, overrides)
   progress = progress_lib.Progress(study)
   lost: dict[grid.Cell, str] = {}
   contests: list[tune.Tuned] = []
-  if plan:
+  if tuning:
     train = functools.partial(_train, study, options=flags.slurm, progress=progress)
-    cells, lost, contests = tune.run(study, cells, plan, train)
-    progress.log(*tune.notes(plan, contests))
+    cells, lost, contests = tune.run(study, cells, tuning, train)
+    progress.log(*tune.notes(tuning, contests))
   failures = _train(study, [c for c in cells if c not in lost], flags.slurm, progress) | lost
   runs = _runs(study, cells, failures)
-  table = _write_page(study, cells, (runs, failures, plan, contests), flags, arguments)
+  table = _write_page(study, cells, (runs, failures, tuning, contests), flags, arguments)
   left_out = all(isinstance(e, study_runner.Refusal) for e in failures.values())
   print(f'\n{table}')
   print(f'\nstudy: {os.path.join(study.folder, "study.md")}')
@@ -133,7 +133,7 @@ def _study(flags, overrides):
   """What the flags ask for; ConfigError for whatever is wrong with them.
 
   Returns:
-    `study_runner.Study`, its cells, `tune.Plan` or None.
+    `study_runner.Study`, its cells, `tune.Tuning` or None.
   """
   _check_flags(flags, overrides)
   emulated, simulated = flags.emulate is not None, flags.simulate is not None
@@ -150,10 +150,10 @@ def _study(flags, overrides):
   varied = axes.parse(flags.vary, names, overrides, of_flags)
   seeds = flag_values.numbers('--seeds', flags.seeds, 0)
   used = overrides | {axis.key: axis.values[0] for axis in varied}
-  plan = tune.parse(flags, names, used, of_flags, seeds)
+  tuning = tune.parse(flags, names, used, of_flags, seeds)
   set_by = {key: f'--config.{key}' for key in overrides} | of_flags
-  set_by |= {axis.key: axis.flag for axis in varied + (plan.axes if plan else ())}
-  if plan:
+  set_by |= {axis.key: axis.flag for axis in varied + (tuning.axes if tuning else ())}
+  if tuning:
     set_by['duration'] = f'{tune.FLAG}, for its shorter runs'
   named_strategies.check_unset(strategies, set_by)
   models = _models(flags, overrides, strategies)
@@ -180,12 +180,12 @@ def _study(flags, overrides):
   if simulated:
     cells = simulate.cells(study, cells)
   cells = scaling.cells(study.config, cells, scaling.parse(flags.scaling))
-  _check_keys(study, cells, varied + (plan.axes if plan else ()))
+  _check_keys(study, cells, varied + (tuning.axes if tuning else ()))
   if emulated:
     emulate.check(study, cells)
     sleeps = emulation_keys.sleeps(study.first_config(cells))
     study = dataclasses.replace(study, sleeps=sleeps)
-  return study, cells, plan
+  return study, cells, tuning
 
 
 def _models(
@@ -297,7 +297,7 @@ def _write_page(study, cells, outcome, flags, arguments) -> str:
   from anp_jax.tools.study import study_page  # matplotlib, once there is something to draw
 
   os.makedirs(study.folder, exist_ok=True)  # where nothing could be trained
-  runs, failures, plan, contests = outcome
+  runs, failures, tuning, contests = outcome
   cores = [study_runner.record(study, c)['cores'] for c in runs]
   how = 'emulated, ' * study.emulated + 'simulated, ' * study.simulated
   emulated = emulation.describe(study.first_config(cells).emulate) if study.emulated else ''
@@ -316,7 +316,7 @@ def _write_page(study, cells, outcome, flags, arguments) -> str:
       min((n for n in cores if n), default=None),
       emulated,
       simulated,
-      plan,
+      tuning,
       contests,
     ),
     flags.target_accuracy,
@@ -330,11 +330,11 @@ def _runs(study, cells, failures):
     if cell in failures:
       continue
     record = study_runner.record(study, cell)
-    crowded = (
+    oversubscribed = (
       bool(record['cores']) and cell.processes * cell.devices > record['cores'] and not study.sleeps
     )
     try:
-      runs[cell] = study_results.read(study.workdir(cell), crowded, study.simulated)
+      runs[cell] = study_results.read(study.workdir(cell), oversubscribed, study.simulated)
     except config_lib.ConfigError as e:
       failures[cell] = str(e)
   return runs

@@ -27,7 +27,7 @@ def speed(points: list[study_results.Point]) -> matplotlib.figure.Figure:
   """
   most = max(p.devices for p in points)
   plural = 's' if most > 1 else ''
-  hollow = ' (hollow: more than cores)' if any(p.crowded for p in points) else ''
+  hollow = ' (hollow: more than cores)' if any(p.oversubscribed for p in points) else ''
   within = [p for p in points if p.nodes == 1]
   across = [p for p in points if p.devices == most]
   # A level of one size has nothing to compare.
@@ -239,7 +239,7 @@ def _series(axis, points, size, value):
       **look | {'marker': ''},
     )
     for p, x in zip(chosen_points, sizes):
-      fill = 'white' if p.crowded else look['color']
+      fill = 'white' if p.oversubscribed else look['color']
       axis.plot(x, value(p).mean, markerfacecolor=fill, **look)
   drawing.label_sizes(axis, map(size, points))
   axis.set_ylim(bottom=0)

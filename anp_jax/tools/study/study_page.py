@@ -23,7 +23,7 @@ class Outcome:
     cores: cores of the one machine where all ran; None: hosts of their own.
     emulation: what was emulated, in a line; '': nothing.
     simulation: times of simulated workers, in a line; '': none were.
-    plan: what was tuned; None: nothing.
+    tuning: what was tuned; None: nothing.
     contests: results of the tuned values.
   """
 
@@ -33,7 +33,7 @@ class Outcome:
   cores: int | None
   emulation: str = ''
   simulation: str = ''
-  plan: tune.Plan | None = None
+  tuning: tune.Tuning | None = None
   contests: list[tune.Tuned] = dataclasses.field(default_factory=list)
 
   @property
@@ -64,8 +64,8 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
     [c for c in outcome.cells if c not in left_out], runs, outcome.failures
   )
   notes = study_table.notes(points, outcome.cores, outcome.emulation, left_out, outcome.simulation)
-  if outcome.plan:
-    notes += tune.notes(outcome.plan, outcome.contests)
+  if outcome.tuning:
+    notes += tune.notes(outcome.tuning, outcome.contests)
   tables = _tables(points, outcome, target)
   figures = []
   for name, figure in _figures(points, outcome, target).items():
@@ -101,8 +101,8 @@ def _tables(points, outcome, target):
   tables['All models of a run:'] = study_table.all_models(points)
   if not outcome.emulation:
     tables[_SCORES] = scores.rows(points, target)
-  if outcome.plan:
-    tables[_TUNED] = tune.rows(outcome.plan, outcome.contests)
+  if outcome.tuning:
+    tables[_TUNED] = tune.rows(outcome.tuning, outcome.contests)
   return [report_kit.Table(rows, caption=caption) for caption, rows in tables.items() if rows]
 
 

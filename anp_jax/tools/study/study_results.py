@@ -34,7 +34,7 @@ class Run:
       simulated workers, NaN where the run simulates none.
     accuracy: (n,) accuracy on the validation set, 0 to 1.
     staleness: number of updates by staleness; {} where the run does not record it.
-    crowded: whether devices shared cores.
+    oversubscribed: whether devices shared cores.
     scores: scores of the validation set at the end, 0 to 1, by metric.
     predicted: images/s that the plan of a channel split predicts; None: no plan was measured.
     ideal: speed-up of a channel split over one device without communication; None: unknown.
@@ -47,7 +47,7 @@ class Run:
   seconds: np.ndarray
   accuracy: np.ndarray
   staleness: dict[int, float] = dataclasses.field(default_factory=dict)
-  crowded: bool = False
+  oversubscribed: bool = False
   scores: dict[str, float] = dataclasses.field(default_factory=dict)
   predicted: float | None = None
   ideal: float | None = None
@@ -76,7 +76,7 @@ class Run:
     return _number(self.seconds[reached[0]]) if len(reached) else None
 
 
-def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
+def read(workdir: str, oversubscribed: bool = False, simulated: bool = False) -> Run:
   """Reads the numbers of a finished run.
 
   The rate leaves out the first interval of the log, which holds what is slow only once, and
@@ -84,7 +84,7 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
 
   Args:
     workdir: folder of the run.
-    crowded: whether devices shared cores.
+    oversubscribed: whether devices shared cores.
     simulated: whether seconds are those of simulated workers.
 
   Raises:
@@ -92,7 +92,7 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
   """
   config = saved_run.read(workdir)
   if strategy_lib.declared(config.get('strategy.name', 'sync')).keeps_models_apart:
-    return _read_ring(workdir, crowded)
+    return _read_ring(workdir, oversubscribed)
   batch_size = config['batch_size']
   train, validation = run_tables.load(workdir, batch_size)
   timed = [r for r in train if 'images_per_second' in r]
@@ -114,7 +114,7 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
     accuracy=np.array([r['anp_top1'] for r in validation]),
     # Of the log: the histograms of the metrics count the stalest together.
     staleness=dict(sorted(server_log.staleness(server_log.read(workdir)).items())),
-    crowded=crowded,
+    oversubscribed=oversubscribed,
     scores=_scores(validation),
     **_split_prediction(workdir, batch_size),
   )
@@ -126,7 +126,7 @@ def accuracy(workdir: str) -> float | None:
   return scored[-1]['anp_top1'] if scored else None
 
 
-def _read_ring(workdir, crowded) -> Run:
+def _read_ring(workdir, oversubscribed) -> Run:
   times = ring_times.read(workdir)
   records = ring_times.best_scores(workdir, times)
   return Run(
@@ -135,7 +135,7 @@ def _read_ring(workdir, crowded) -> Run:
     samples=np.array([r['samples'] for r in records]),
     seconds=np.array([r['seconds'] for r in records]),
     accuracy=np.array([r['anp_top1'] for r in records]),
-    crowded=crowded,
+    oversubscribed=oversubscribed,
     scores=_scores(records),
     ring=times,
   )
@@ -218,9 +218,9 @@ class Point:
     return self.nodes if self.simulated else self.nodes * self.devices
 
   @property
-  def crowded(self) -> bool:
+  def oversubscribed(self) -> bool:
     """Whether devices shared cores in any of the runs."""
-    return any(r.crowded for r in self.runs.values())
+    return any(r.oversubscribed for r in self.runs.values())
 
   def summarize(self, value: Callable[[Run], float | None]) -> summaries.Summary | None:
     """Returns the summary of a number of each run, without those that have none."""

@@ -7,7 +7,7 @@ import dataclasses
 from anp_jax.reporting import summaries
 from anp_jax.tools.study import grid, study_results, study_runner
 
-_CROWDED = '*'
+_OVERSUBSCRIBED = '*'
 _HOUR = 3600  # seconds
 _LEARNT = 'accuracy', 'best_accuracy', *study_results.SCORES
 # A column: its head, and the text of a point; '-' for none.
@@ -26,7 +26,7 @@ def speed(
   """
 
   def marked(summary, point):
-    return text(summary, '.2f', _CROWDED if point.crowded else '')
+    return text(summary, '.2f', _OVERSUBSCRIBED if point.oversubscribed else '')
 
   columns: list[Column] = [
     ('images/s, emulated' if emulated else 'images/s', lambda p: text(p.rate, '.0f')),
@@ -124,8 +124,9 @@ def notes(
       f'All nodes are processes of one machine with {cores} cores, a core for each device.',
     ),
     (
-      any(p.crowded for p in points),
-      f'{_CROWDED} more devices than cores: they shared them, so these speed-ups mean nothing.',
+      any(p.oversubscribed for p in points),
+      f'{_OVERSUBSCRIBED} more devices than cores: they shared them, so these speed-ups mean '
+      'nothing.',
     ),
     (
       any(run.predicted for run in runs),
@@ -185,7 +186,7 @@ def write_cells(
         'best_accuracy': r.accuracy.max(),
         'seconds': r.ring.seconds if r.ring else r.end,
         'seconds_to_target': target and r.seconds_to(target),
-        'crowded': r.crowded,
+        'oversubscribed': r.oversubscribed,
         'mean_staleness': r.mean_staleness,
         'max_staleness': r.max_staleness,
         **r.scores,

@@ -26,7 +26,7 @@ _SEED = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Tuning:
   """The keys that a study tunes, and the budget.
 
   Attributes:
@@ -55,7 +55,7 @@ class Tuned:
       run that failed is None.
     best: best value; None if all failed.
     rungs: number of rungs that were trained.
-    spent: training of all runs, in the plan's unit.
+    spent: training of all runs, in the tuning's unit.
     error: reason of the last run that failed; a `study_runner.Refusal` if the configs of all
       of those are refused.
   """
@@ -75,8 +75,8 @@ def parse(
   overrides: Mapping[str, str],
   of_flags: Mapping[str, str],
   seeds: Iterable[int],
-) -> Plan | None:
-  """Returns the plan of --tune; None without the flag.
+) -> Tuning | None:
+  """Returns what --tune asks for; None without the flag.
 
   Args:
     flags: flags of the study: tune, tune_budget, vary, config.
@@ -112,13 +112,13 @@ def parse(
         f'like config.duration={duration!r}, above 0'
       )
   seed = _SEED if _SEED not in seeds else max(seeds) + 1
-  return Plan(tuple(map(_ascending, parsed)), budget, unit, number, seed)
+  return Tuning(tuple(map(_ascending, parsed)), budget, unit, number, seed)
 
 
 def run(
   study: study_runner.Study,
   cells: list[grid.Cell],
-  plan: Plan,
+  tuning: Tuning,
   train: Callable[[list[grid.Cell]], dict[grid.Cell, str]],
 ) -> tuple[list[grid.Cell], dict[grid.Cell, str], list[Tuned]]:
   """Finds the best values for the cells.
@@ -126,7 +126,7 @@ def run(
   Args:
     study: the study.
     cells: cells of all seeds, without tuned values.
-    plan: keys and budget.
+    tuning: keys and budget.
     train: trains cells; returns the reason of each that failed.
 
   Returns:
@@ -135,8 +135,8 @@ def run(
   """
   contests = {}
   for cell in cells:
-    contest = dataclasses.replace(cell, seed=plan.seed)
-    values = candidates(study, cell, plan)
+    contest = dataclasses.replace(cell, seed=tuning.seed)
+    values = candidates(study, cell, tuning)
     for value in values:  # before the time of tuning is spent
       study_runner.check_same(study, dataclasses.replace(cell, tuned=value))
     if contest not in contests:
@@ -144,49 +144,49 @@ def run(
       contests[contest] = Tuned(name, values, {})
   left = {contest: tuned.values for contest, tuned in contests.items()}
   while any(len(values) > 1 for values in left.values()):
-    _climb(study, plan, contests, left, train)
+    _climb(study, tuning, contests, left, train)
   for contest, tuned in contests.items():
     tuned.best = next(iter(left[contest]), None)
   chosen, failures = [], {}
   for cell in cells:
-    tuned = contests[dataclasses.replace(cell, seed=plan.seed)]
+    tuned = contests[dataclasses.replace(cell, seed=tuning.seed)]
     chosen.append(dataclasses.replace(cell, tuned=tuned.best or ()))
     if tuned.best is None:
       failures[chosen[-1]] = tuned.error
   return chosen, failures, [t for t in contests.values() if len(t.values) > 1]
 
 
-def candidates(study: study_runner.Study, cell: grid.Cell, plan: Plan) -> list[axes.Varied]:
+def candidates(study: study_runner.Study, cell: grid.Cell, tuning: Tuning) -> list[axes.Varied]:
   """Returns the values that a cell tries; one without keys if it has none."""
   overrides = study.defaults(cell) | study.overrides | cell.overrides
-  return axes.combinations(study.spec, overrides, plan.axes)
+  return axes.combinations(study.spec, overrides, tuning.axes)
 
 
-def durations(values: int, plan: Plan) -> list[float]:
-  """Returns the training of a run of each rung, in the plan's unit.
+def durations(values: int, tuning: Tuning) -> list[float]:
+  """Returns the training of a run of each rung, in the tuning's unit.
 
-  The plan's budget is spread evenly over the rungs. No run is longer than a scored one.
+  The tuning's budget is spread evenly over the rungs. No run is longer than a scored one.
 
   Args:
     values: number of values that are tried.
-    plan: keys and budget.
+    tuning: keys and budget.
   """
   counts = []
   while values > 1:
     counts.append(values)
     values = math.ceil(values / 2)
-  budget = plan.duration if plan.budget is None else plan.budget / len(counts)
-  return [min(budget / count, plan.duration) for count in counts]
+  budget = tuning.duration if tuning.budget is None else tuning.budget / len(counts)
+  return [min(budget / count, tuning.duration) for count in counts]
 
 
-def rows(plan: Plan, contests: list[Tuned]) -> list[tuple[str, ...]]:
+def rows(tuning: Tuning, contests: list[Tuned]) -> list[tuple[str, ...]]:
   """Returns the accuracy of each value of each cell, after a head.
 
   Cells whose config is refused with each value are left out.
   """
   contests = [t for t in contests if t.spent]
   every = list(dict.fromkeys(v for t in contests for v in t.values))
-  table = [('tuned', *map(_text, every), f'{plan.unit} spent')]
+  table = [('tuned', *map(_text, every), f'{tuning.unit} spent')]
   for tuned in contests:
     texts = []
     for value in every:
@@ -199,15 +199,15 @@ def rows(plan: Plan, contests: list[Tuned]) -> list[tuple[str, ...]]:
   return table if contests else []
 
 
-def notes(plan: Plan, contests: list[Tuned]) -> list[str]:
+def notes(tuning: Tuning, contests: list[Tuned]) -> list[str]:
   """Returns notes on the cost of the tuning, and on where the grid should be wider."""
-  keys = ', '.join(axis.key for axis in plan.axes)
+  keys = ', '.join(axis.key for axis in tuning.axes)
   lines = [
-    f'Tuned by successive halving: {keys}, with seed {plan.seed}, which is not '
-    f'scored; {sum(t.spent for t in contests):.4g} {plan.unit} spent in all.'
+    f'Tuned by successive halving: {keys}, with seed {tuning.seed}, which is not '
+    f'scored; {sum(t.spent for t in contests):.4g} {tuning.unit} spent in all.'
   ]
   for tuned in contests:
-    for axis in plan.axes:
+    for axis in tuning.axes:
       best = dict(tuned.best or ()).get(axis.key)
       values = list(dict.fromkeys(dict(v)[axis.key] for v in tuned.values if axis.key in dict(v)))
       if len(values) > 1 and all(map(_is_number, values)) and best in (values[0], values[-1]):
@@ -218,16 +218,16 @@ def notes(plan: Plan, contests: list[Tuned]) -> list[str]:
   return lines
 
 
-def _climb(study, plan, contests, left, train):
+def _climb(study, tuning, contests, left, train):
   """Trains the values that are left for one rung, and halves them."""
   runs = {}
   for contest, values in left.items():
     if len(values) > 1:
       tuned = contests[contest]
-      amount = durations(len(tuned.values), plan)[tuned.rungs]
+      amount = durations(len(tuned.values), tuning)[tuned.rungs]
       tuned.rungs += 1
       for value in values:
-        run = dataclasses.replace(contest, tuned=value, duration=_duration(amount, plan.unit))
+        run = dataclasses.replace(contest, tuned=value, duration=_duration(amount, tuning.unit))
         runs[run] = contest
   failures = train(list(runs))
   for run, contest in runs.items():

@@ -77,7 +77,7 @@ def _measure(trial, processes) -> dict:
   stepper = _Stepper(train_step, state, processes)
   step, _ = stepper.speed(lambda: batch)
   with contextlib.closing(trial.open_feed()) as feed:
-    fed, waited = stepper.speed(lambda: next(feed), lambda: feed.waited, config.data.prefetch)
+    fed, waited = stepper.speed(lambda: next(feed), lambda: feed.wait_seconds, config.data.prefetch)
   peak_bytes = max(processes.gather(_peak_bytes(mesh)))
   cost = input_cost.measure(config, trial.source) if trial.source.has_images else None
   device = mesh.devices.flat[0]

@@ -10,7 +10,7 @@ import argparse
 import numpy as np
 
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.input import batch_sampler, pipeline
 from scripts.bench import _common
 
 _BATCHES, _BATCH = 16, 64
@@ -22,8 +22,8 @@ def _images(folder, side, decode):
   keys |= {'image_size': str(side), 'resize': str(side * 8 // 7), 'max_damaged': '0'}
   config = _common.load({f'data.{key}': value for key, value in keys.items()})
   source = sources.open_source(config, training=True)
-  plan = batch_plan.BatchPlan(config, len(source), _BATCH, np.arange(_BATCH), True)
-  batches = pipeline.batches(source, plan)
+  sampler = batch_sampler.BatchSampler(config, len(source), _BATCH, np.arange(_BATCH), True)
+  batches = pipeline.batches(source, sampler)
   return np.concatenate([next(batches)['image'] for _ in range(_BATCHES)]).astype(np.int32)
 
 

@@ -140,7 +140,7 @@ def _points(**more):
       0.2,
       0.4 + 0.4 * c.seed,
       rate=100.0 * c.nodes * c.devices + c.seed,
-      crowded=c.nodes * c.devices > 2,
+      oversubscribed=c.nodes * c.devices > 2,
       **more,
     )
     for c in cells

@@ -12,7 +12,7 @@ from tests import study_runs
 _LENET, _RATE = study_runs.LENET, grid.RATE
 
 
-def _plan(*texts, budget=None, seeds=(0, 1), duration='24 epochs', config=_LENET):
+def _tuning(*texts, budget=None, seeds=(0, 1), duration='24 epochs', config=_LENET):
   flags = types.SimpleNamespace(
     tune=list(texts), tune_budget=budget, vary=[], emulate=None, config=config
   )
@@ -46,24 +46,24 @@ def _write(study, cell, accuracy):
   ],
 )
 def test_a_rungs_runs_share_its_budget(values, budget, expected):
-  plan = _plan(f'{_RATE}=0.1,0.2', budget=budget)
-  assert tune.durations(values, plan) == pytest.approx(expected)
+  tuning = _tuning(f'{_RATE}=0.1,0.2', budget=budget)
+  assert tune.durations(values, tuning) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize('duration', ['3e4examples', '30000 example'])
 def test_a_duration_is_read_as_the_config_reads_it(duration):
-  plan = _plan(f'{_RATE}=0.1,0.2', duration=duration, budget='30000 examples')
-  assert (plan.duration, plan.budget, plan.unit) == (30000, 30000, 'examples')
+  tuning = _tuning(f'{_RATE}=0.1,0.2', duration=duration, budget='30000 examples')
+  assert (tuning.duration, tuning.budget, tuning.unit) == (30000, 30000, 'examples')
 
 
 def test_a_recipe_need_not_be_valid_without_what_was_typed():
-  plan = _plan(f'{_RATE}=0.1,0.2', config='configs/resnet_anp.py:anp553', budget='1 epochs')
-  assert plan.unit == 'epochs'
+  tuning = _tuning(f'{_RATE}=0.1,0.2', config='configs/resnet_anp.py:anp553', budget='1 epochs')
+  assert tuning.unit == 'epochs'
 
 
 def test_the_better_half_goes_on(tmp_path):
   """The order of eight values changes as they train for longer."""
-  study, plan = _study(tmp_path), _plan(f'{_RATE}=8,7,6,5,4,3,2,1')
+  study, tuning = _study(tmp_path), _tuning(f'{_RATE}=8,7,6,5,4,3,2,1')
   accuracy = {
     '3 epochs': {1: 0.1, 2: 0.8, 3: 0.7, 4: 0.2, 5: 0.3, 6: 0.75, 7: 0.6, 8: 0.4},
     '6 epochs': {2: 0.7, 3: 0.8, 6: 0.9, 7: 0.6},
@@ -78,7 +78,7 @@ def test_the_better_half_goes_on(tmp_path):
     return {}
 
   cells = [grid.Cell('sync', 2, 1, seed) for seed in (0, 1)]
-  chosen, failures, (tuned,) = tune.run(study, cells, plan, train)
+  chosen, failures, (tuned,) = tune.run(study, cells, tuning, train)
   assert rungs == [
     [('3 epochs', 1000, rate) for rate in range(1, 9)],
     [('6 epochs', 1000, rate) for rate in (2, 6, 3, 7)],
@@ -87,45 +87,45 @@ def test_the_better_half_goes_on(tmp_path):
   assert failures == {} and [c.rate for c in chosen] == [3, 3]
   assert [(c.seed, c.duration) for c in chosen] == [(0, ''), (1, '')]
   assert tuned.spent == 8 * 3 + 4 * 6 + 2 * 12
-  head, row = tune.rows(plan, [tuned])
+  head, row = tune.rows(tuning, [tuned])
   assert head[0] == 'tuned' and head[-1] == 'epochs spent'
   assert row[0] == 'sync-2x1' and row[-1] == '72'
   assert row[1:4] == ('10.0 % (3 epochs)', '70.0 % (6 epochs)', '95.0 % (12 epochs) best')
-  (note,) = tune.notes(plan, [tuned])
+  (note,) = tune.notes(tuning, [tuned])
   assert 'seed 1000, which is not scored; 72 epochs' in note
 
 
 def test_a_run_that_two_rungs_have_is_spent_once(tmp_path):
-  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2,0.3,0.4', budget='192 epochs')
+  study, tuning = _study(tmp_path), _tuning(f'{_RATE}=0.1,0.2,0.3,0.4', budget='192 epochs')
 
   def train(cells):
     for c in cells:
       _write(study, c, c.rate)
     return {}
 
-  _, _, (tuned,) = tune.run(study, [grid.Cell('sync', 1, 1, 0)], plan, train)
-  assert tune.durations(4, plan) == [24, 24] and tuned.spent == 4 * 24
+  _, _, (tuned,) = tune.run(study, [grid.Cell('sync', 1, 1, 0)], tuning, train)
+  assert tune.durations(4, tuning) == [24, 24] and tuned.spent == 4 * 24
 
 
 @pytest.mark.parametrize('best, place', [(0.1, 'first'), (0.3, 'last')])
 def test_the_edge_of_the_grid_is_said(tmp_path, best, place):
-  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.3,0.1,0.2')
+  study, tuning = _study(tmp_path), _tuning(f'{_RATE}=0.3,0.1,0.2')
 
   def train(cells):
     for c in cells:
       _write(study, c, 1 - abs(c.rate - best))
     return {}
 
-  (cell,), _, contests = tune.run(study, [grid.Cell('sync', 1, 1, 0)], plan, train)
+  (cell,), _, contests = tune.run(study, [grid.Cell('sync', 1, 1, 0)], tuning, train)
   assert cell.rate == best
-  assert tune.notes(plan, contests)[1:] == [
+  assert tune.notes(tuning, contests)[1:] == [
     f"sync-1x1: the best value of {_RATE}, {best}, is the grid's {place}: widen it"
   ]
 
 
 def test_what_diverges_is_no_candidate(tmp_path):
   """No value is left for `parameter_server`, and the one that trains for `sync`."""
-  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2,0.3,0.4')
+  study, tuning = _study(tmp_path), _tuning(f'{_RATE}=0.1,0.2,0.3,0.4')
 
   def train(cells):
     failed = {
@@ -137,17 +137,17 @@ def test_what_diverges_is_no_candidate(tmp_path):
     return failed
 
   cells = [grid.Cell(name, 1, 1, 0) for name in ('sync', 'parameter_server')]
-  chosen, failures, contests = tune.run(study, cells, plan, train)
+  chosen, failures, contests = tune.run(study, cells, tuning, train)
   assert chosen[0].rate == 0.1
   assert failures == {chosen[1]: 'step 3 is not finite'}
-  _, sync, server = tune.rows(plan, contests)
+  _, sync, server = tune.rows(tuning, contests)
   assert sync[1:] == ('20.0 % (6 epochs) best', *['failed'] * 3, '24')
   assert server[1:] == (*['failed'] * 4, '24')
 
 
 @pytest.mark.parametrize('diverges', [False, True])
 def test_a_value_that_is_refused_hides_no_other(tmp_path, diverges):
-  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2')
+  study, tuning = _study(tmp_path), _tuning(f'{_RATE}=0.1,0.2')
 
   def train(cells):
     first, second = cells
@@ -155,28 +155,28 @@ def test_a_value_that_is_refused_hides_no_other(tmp_path, diverges):
     return {first: study_runner.Refusal('no')} | ({second: 'not finite'} if diverges else {})
 
   cells = [grid.Cell('sync', 1, 1, 0)]
-  (chosen,), failures, contests = tune.run(study, cells, plan, train)
+  (chosen,), failures, contests = tune.run(study, cells, tuning, train)
   assert failures == ({chosen: 'not finite'} if diverges else {})
   assert not isinstance(failures.get(chosen), study_runner.Refusal)
   score = 'failed' if diverges else '20.0 % (12 epochs) best'
-  assert tune.rows(plan, contests)[1] == ('sync-1x1', 'failed', score, '12')
+  assert tune.rows(tuning, contests)[1] == ('sync-1x1', 'failed', score, '12')
 
 
 def test_what_cannot_be_is_no_row(tmp_path):
-  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2')
+  study, tuning = _study(tmp_path), _tuning(f'{_RATE}=0.1,0.2')
   refusal = study_runner.Refusal('config.strategy.backup_workers=1: expected 0')
   cells = [grid.Cell('parameter_server', 1, 1, 0)]
   chosen, failures, contests = tune.run(
-    study, cells, plan, lambda cells: dict.fromkeys(cells, refusal)
+    study, cells, tuning, lambda cells: dict.fromkeys(cells, refusal)
   )
   assert failures == {chosen[0]: refusal}
-  assert tune.rows(plan, contests) == []
+  assert tune.rows(tuning, contests) == []
 
 
 def test_a_key_that_a_strategy_lacks_is_not_tuned_there():
-  plan = _plan(f'{_RATE}=0.1,0.2', 'strategy.look_ahead=none,dana')
+  tuning = _tuning(f'{_RATE}=0.1,0.2', 'strategy.look_ahead=none,dana')
   counts = [
-    len(tune.candidates(_study(), grid.Cell(name, 1, 1, 0), plan))
+    len(tune.candidates(_study(), grid.Cell(name, 1, 1, 0), tuning))
     for name in ('sync', 'parameter_server')
   ]
   assert counts == [2, 4]
@@ -186,8 +186,8 @@ def test_a_key_that_a_strategy_lacks_is_not_tuned_there():
 
 
 def test_its_seed_is_none_of_those_that_are_scored():
-  assert _plan(f'{_RATE}=1,2', seeds=(0, 1)).seed == 1000
-  assert _plan(f'{_RATE}=1,2', seeds=(1000, 1003)).seed == 1004
+  assert _tuning(f'{_RATE}=1,2', seeds=(0, 1)).seed == 1000
+  assert _tuning(f'{_RATE}=1,2', seeds=(1000, 1003)).seed == 1004
 
 
 # Running, with a launcher that trains nothing: accuracy 1 - |log10(10 rate)|,

@@ -23,7 +23,7 @@ _BLOCK = 8192
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchPlan:
+class BatchSampler:
   """The rows of each step's global batch that a process reads.
 
   Attributes:
@@ -38,7 +38,7 @@ class BatchPlan:
       of each row, and n rows of the global batches); None: the steps from `start` on,
       `rows` of each.
     is_known: whether `tickets` answers at once, also long before a batch is due.
-    sampler: order of training; None: each example once per epoch.
+    order: order of training; None: each example once per epoch.
   """
 
   config: ml_collections.ConfigDict
@@ -49,7 +49,7 @@ class BatchPlan:
   start: int = 0
   tickets: Callable[[int], tuple[Any, np.ndarray]] | None = None
   is_known: bool = False
-  sampler: balance.Sampler | None = None
+  order: balance.Sampler | None = None
 
   def __post_init__(self):
     version = self.config.data.stream
@@ -61,25 +61,25 @@ class BatchPlan:
     """Batches until all is read once; None when training."""
     return None if self.training else -(-self.size // self.batch_size)
 
-  def step_and_rows(self, count: int) -> tuple[Any, np.ndarray]:
+  def step_and_rows(self, batch_index: int) -> tuple[Any, np.ndarray]:
     """The step of a batch of this stream, and its rows of the global batch."""
-    return self.tickets(count) if self.tickets else (count, self.rows)
+    return self.tickets(batch_index) if self.tickets else (batch_index, self.rows)
 
-  def indices(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  def indices(self, batch_index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The examples that a batch of this stream reads.
 
     Args:
-      count: place of the batch in the stream; without tickets, its step.
+      batch_index: place of the batch in the stream; without tickets, its step.
 
     Returns:
       positions in the stream, indices in the source, both (n,) int64, and
       weights (n,) float32: 0 for rows past the last evaluation example.
     """
     if self.training and (self.is_known or not self.tickets):
-      number, place = divmod(count, self._block_steps)
+      number, place = divmod(batch_index, self._block_steps)
       positions, indices = self._block(number)
       return positions[place], indices[place], np.ones(len(self.rows), np.float32)
-    step, rows = self.step_and_rows(count)
+    step, rows = self.step_and_rows(batch_index)
     positions = step * self.batch_size + rows
     if self.training:
       return positions, self._shuffled(positions), np.ones(len(rows), np.float32)
@@ -108,8 +108,8 @@ class BatchPlan:
 
   def _shuffled(self, positions):
     """The examples at these positions of training."""
-    if self.sampler:
-      return self.sampler.indices(positions, self.config.seed)
+    if self.order:
+      return self.order.indices(positions, self.config.seed)
     return index_shuffle.shuffled(positions, self.config.seed, self.size)
 
   def views(self, positions: np.ndarray, sizes: np.ndarray) -> augment.Views:
@@ -124,23 +124,23 @@ class BatchPlan:
     draws = augment.train_draws(self.config, positions)
     return augment.train_views(self.config, draws, sizes)
 
-  def moved(self, count: int, images: np.ndarray) -> np.ndarray:
+  def moved(self, batch_index: int, images: np.ndarray) -> np.ndarray:
     """The images of a batch of this stream, moved if training asks for it.
 
     Args:
-      count: place of the batch in the stream.
+      batch_index: place of the batch in the stream.
       images: (n, size, size, 3) uint8, as `views` cuts them.
     """
     if not self.training:
       return images
-    step, rows = self.step_and_rows(count)
+    step, rows = self.step_and_rows(batch_index)
     draws = augment.train_draws(self.config, step * self.batch_size + rows)
     return augment.moved(self.config, draws, images)
 
 
 @dataclasses.dataclass(frozen=True)
-class OneBatch(BatchPlan):
-  """A plan of a single batch: nothing is read that is not shown.
+class OneBatch(BatchSampler):
+  """The sampler of a single batch: nothing is read that is not shown.
 
   Without training, the rows of step 0 are the indices of its examples.
   """
