@@ -28,7 +28,7 @@ _NOT_NOUNS = frozenset(
 )
 _PHRASES = re.compile(
   r'\banew\b|\bbesides?\b|\bof which\b|\bwho asks?\b|\b[Aa]s of\b|'
-  r'\bof those that\b'
+  r'\bof those that\b|^ +\*{0,2}\w+: of\b'  # an argument's text stands alone
 )
 _DOCSTRING = re.compile(r'(Of|See|As|Makes it)\b')
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

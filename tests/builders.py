@@ -117,7 +117,7 @@ def encode_image(image, kind: str = 'PNG', **options) -> bytes:
   Args:
     image: Pillow's, or an array of pixels.
     kind: Pillow's name of the format.
-    **options: of Pillow's `save`.
+    **options: options of Pillow's `save`.
   """
   if isinstance(image, np.ndarray):
     image = Image.fromarray(image)
@@ -205,8 +205,8 @@ def assert_refused(words, function, *args, **named) -> str:
   Args:
     words: texts that the line has, or one regular expression that is found in it.
     function: is called with the arguments that follow.
-    *args: of the function.
-    **named: of the function.
+    *args: arguments of the function.
+    **named: named arguments of the function.
   """
   text = refusal(function, *args, **named)
   for pattern in [words] if isinstance(words, str) else [re.escape(str(w)) for w in words]:

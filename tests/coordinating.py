@@ -56,8 +56,8 @@ class Run:
   """A coordinator and its clients, each made in a thread of its own.
 
   Attributes:
-    clients: of the ranks that have joined, by rank.
-    errors: of the ranks that were refused, by rank.
+    clients: clients of the ranks that have joined, by rank.
+    errors: errors of the ranks that were refused, by rank.
     ended: (code, text, stacks) of the ranks that were told to end, by rank.
     lines: that the coordinator logged.
   """

@@ -10,7 +10,7 @@ class Server:
   """The server, on a port of its own while its context is open.
 
   Attributes:
-    url: of the server.
+    url: address of the server.
   """
 
   def __init__(self, handler: type['Handler']):

@@ -32,7 +32,7 @@ def random_variables(shapes, gain=2.0, scales=(0.7, 1.3), seed=0):
     shapes: tree of structs, named as Flax does.
     gain: variance of a kernel's numbers, times its fan-in.
     scales: bounds of scales and variances.
-    seed: of all numbers.
+    seed: seed of all numbers.
   """
   random = np.random.default_rng(seed)
 

@@ -25,9 +25,9 @@ def samples(numbers, classes, suffix='cls') -> dict[str, bytes]:
   """Members of samples as WebDataset has them: an image, then its class.
 
   Args:
-    numbers: of the samples; sample i has `prepared.photo(i)`.
+    numbers: numbers of the samples; sample i has `prepared.photo(i)`.
     classes: texts; sample i is of class i modulo their number.
-    suffix: of the member that holds the class.
+    suffix: suffix of the member that holds the class.
   """
   members = {}
   for i in numbers:

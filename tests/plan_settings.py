@@ -13,7 +13,7 @@ def setting(config, cost, nodes, devices=1, link=LINK, **fields) -> steps.Settin
   """Returns nodes of H200s that reach their data sheets, and whose passes are all alike.
 
   Args:
-    config: of the run.
+    config: the run's config.
     cost: its `Workload`.
     nodes: their number.
     devices: those of a node, between which data take no time.

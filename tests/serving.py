@@ -152,9 +152,9 @@ def run(config, workdir, count=1):
   """Trains in `count` processes; returns the scores of process 0.
 
   Args:
-    config: of all.
-    workdir: of the run.
-    count: of processes.
+    config: config of all processes.
+    workdir: folder of the run.
+    count: number of processes.
 
   Raises:
     Whatever a process raises.

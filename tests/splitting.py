@@ -90,7 +90,7 @@ def sent_by_150x800(**settings):
   """The collectives of a step of 150 and 800 kernels, 8 images, two devices.
 
   Args:
-    **settings: of config.strategy.
+    **settings: keys of config.strategy.
   """
   config = builders.load('configs/channel_split_cifar10.py:150x800', {'batch_size': '8'})
   config.strategy.update(settings)
@@ -116,8 +116,8 @@ def assert_trains_as_unsplit(program, mesh, **overrides):
 
   Args:
     program: that train with split convolutions.
-    mesh: of the program.
-    **overrides: of the network's config.
+    mesh: mesh of the program.
+    **overrides: keys of the network's config.
   """
   state, values = train(program, mesh)
   expected, expected_values, expected_scores = _unsplit(*overrides.items())
@@ -132,10 +132,10 @@ def assert_same_weights(workdir, expected_workdir, key, tolerance=TIGHT):
   """Compares the weights of the newest checkpoints of two runs.
 
   Args:
-    workdir: of a run of about ten steps.
-    expected_workdir: of another one.
-    key: of a weight that both have.
-    tolerance: of the largest value of each; the default is for float64.
+    workdir: folder of a run of about ten steps.
+    expected_workdir: folder of another one.
+    key: name of a weight that both have.
+    tolerance: share of the largest value of each; the default is for float64.
   """
   weights = launching.weights(workdir)
   expected = launching.weights(expected_workdir)
@@ -197,7 +197,7 @@ def costs(layers, rest=1.0, **fields):
   Args:
     layers: path to `layer`.
     rest: seconds of everything else.
-    **fields: of `costs.Costs`.
+    **fields: fields of `costs.Costs`.
   """
   devices = range(len(next(iter(layers.values())).alone))
   return costs_lib.Costs(
@@ -212,9 +212,9 @@ def assert_times_of_two_convolutions(costs, rates, split):
   """Asserts that times are where they belong, of two micro-batches.
 
   Args:
-    costs: of `two_convolutions`, whose second one takes 1000 s longer.
-    rates: of each device: the factor of its seconds.
-    split: of each device: the seconds that a split convolution takes longer.
+    costs: costs of `two_convolutions`, whose second one takes 1000 s longer.
+    rates: factor of each device's seconds.
+    split: seconds that a split convolution takes longer on each device.
   """
   for path, extra, counts in (('conv1', 0, (2, 4, 8)), ('conv2', 1000, (4, 8, 16))):
     layer = costs.layers[path]
@@ -227,7 +227,7 @@ def pretend_times(monkeypatch, **builders):
   """Has one round take the seconds of functions made by `lasting`.
 
   Args:
-    monkeypatch: of the test.
+    monkeypatch: fixture of the test.
     **builders: in place of those of `calibration.workloads`.
   """
   monkeypatch.setattr(rounds, '_SECONDS', 0.0)

@@ -16,10 +16,10 @@ def run(*accuracy, rate=100.0, samples=10, seconds=None, **more) -> study_result
   """Returns the numbers of a run with these scores.
 
   Args:
-    *accuracy: of its evaluations, after steps 1, 2, and so on.
+    *accuracy: accuracies of its evaluations, after steps 1, 2, and so on.
     rate: images per second.
     samples: images of a step.
-    seconds: of a step; None: one in which the rate has one image.
+    seconds: seconds of a step; None: those in which the rate has one image.
     **more: other fields.
   """
   steps = np.arange(1, len(accuracy) + 1)
@@ -50,8 +50,8 @@ def pretend(folder: pathlib.Path, monkeypatch, text: str) -> None:
   """Has studies launch a program that trains nothing, and notes its calls in a file `calls`.
 
   Args:
-    folder: of the program and the file.
-    monkeypatch: of the test.
+    folder: folder of the program and the file.
+    monkeypatch: fixture of the test.
     text: what the program does before it leaves numbers: `accuracy`, and in `timed` its speed.
   """
   script = folder / 'pretend.py'

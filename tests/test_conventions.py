@@ -197,13 +197,15 @@ def test_the_rules_see_what_they_forbid(tmp_path):
   path.write_text(
     'def f(a, b, c, d, e, g, h):\n'
     '  """See g."""\n'
-    '  found = 1  # comes a' + 'new\n' + '  a = b\n' * 60
+    '  """\n    a: o' + 'f the run.\n  """\n'
+    '  found = 1  # comes a' + 'new\n' + '  a = b\n' * 57
   )
   texts = [line.partition(': ')[2] for line in code_metrics.breaches(str(path))]
   assert sorted(texts) == [
     "docstring begins 'See g.'",
     'f: 61 lines',
     'f: 7 arguments',
+    'phrase ' + repr('    a: o' + 'f'),
     'phrase ' + repr('a' + 'new'),
     "variable 'found' is no noun",
   ]

@@ -22,7 +22,7 @@ class Result:
   """What timm computed.
 
   Attributes:
-    path: of the .safetensors file with the network's tensors.
+    path: path of the .safetensors file with the network's tensors.
     tensors: by timm's names.
     images: (n, side, side, 3) float32, that it saw.
     logits: (n, classes) float32, in evaluation.
@@ -52,7 +52,7 @@ def compute(folder, networks: dict, side: int = 64) -> dict[str, Result]:
       timm.create_model, or with `blocks`, timm's texts for them, an EfficientNet
       of these; with `state`, the path of a .safetensors file, all tensors are
       loaded from it instead, or of a .pth file, in their order.
-    side: of the images, pixels.
+    side: side of the images, pixels.
 
   Returns:
     The results by the same names.

@@ -64,7 +64,7 @@ def show(title: str, rows: list[tuple], ratios: dict, file=None) -> None:
   """Prints a table and, last, one line of JSON.
 
   Args:
-    title: of the table.
+    title: heading of the table.
     rows: tuples of one-line texts and numbers, the first one the heading.
     ratios: name to number.
     file: where to; None: standard output.

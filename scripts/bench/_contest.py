@@ -42,7 +42,7 @@ class Worker:
     """Starts a worker process, and waits for its first answer.
 
     Args:
-      module: of scripts/bench, run with --worker.
+      module: name of a module of scripts/bench, run with --worker.
       arguments: that follow.
       environment: variables of the process.
 
@@ -177,7 +177,7 @@ def row(label: str, ratio: float | Over, goal: float = 0) -> tuple:
 
   Args:
     label: what is compared.
-    ratio: of one measurement, or of rounds.
+    ratio: ratio of one measurement, or those of the rounds.
     goal: 0: none; a negative one is not to be exceeded.
   """
   median, spread = ratio, ('', '', '')
@@ -202,7 +202,7 @@ def images_per_second(label: str, images: int, seconds: Sequence[float]) -> tupl
 
   Args:
     label: what is timed.
-    images: of a time.
+    images: number of images per time.
     seconds: times of the rounds.
   """
   rate, lowest = (images / function(seconds) for function in (statistics.median, max))

@@ -22,7 +22,7 @@ def create(name: str, side: int, model: str, dtype: str, top: int):
     name: 'torch_eager', 'torch_compile' or 'onnx'.
     side: pixels a side of the images.
     model: 'resnet50' or 'resnet18'.
-    dtype: of the network.
+    dtype: dtype of the network.
     top: classes to name.
 
   Returns:
@@ -62,7 +62,7 @@ def torch_names(model: str, dtype: str, top: int):
 
   Args:
     model: 'resnet50' or 'resnet18'.
-    dtype: of the network, not of the pixels' normalisation and the ranking.
+    dtype: dtype of the network, not of the pixels' normalisation and the ranking.
     top: classes to name.
 
   Returns:

@@ -87,7 +87,7 @@ def batch_of(images: int, count: int, least: int = 4) -> tuple[int, int]:
 
   Args:
     images: that are asked for.
-    count: of processes.
+    count: number of processes.
     least: fewest shards.
 
   Returns:
@@ -117,8 +117,8 @@ def _stepper(config, devices, processes=None, measured=None):
   """A function that takes `count` steps of a new run.
 
   Args:
-    config: of the run.
-    devices: of this process alone; None: all devices of all processes.
+    config: the run's config.
+    devices: devices of this process alone; None: all devices of all processes.
     processes: all of them, if they make the step together.
     measured: to which the predicted speed is added, in images a second.
   """
