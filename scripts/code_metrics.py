@@ -6,7 +6,7 @@
 The first prints the places that break the rules of docs/architecture.md (What the
 tests hold), and ends with status 1 if there are any; the second prints how large
 each part of the project is: lines of code, without docstrings, comments and blanks,
-and for docs all lines. tests/test_conventions.py has the budget of each part.
+and for docs all lines, and the most that it may have, which a test holds.
 """
 
 import ast
@@ -20,6 +20,29 @@ import sys
 MAX_ARGUMENTS = 6
 MAX_LINES = 60  # of a function's body, without its docstring
 MAX_ATTRIBUTES = 12  # of a class
+# Most lines of code of each part (of docs: all lines). Only a commit that says
+# why may raise one.
+BUDGET = {
+  'anp_jax': 785,
+  'anp_jax/checkpoint': 2_390,
+  'anp_jax/cluster': 3_005,
+  'anp_jax/config': 2_260,
+  'anp_jax/costs': 445,
+  'anp_jax/data': 5_950,
+  'anp_jax/ensemble': 540,
+  'anp_jax/models': 1_800,
+  'anp_jax/parallel': 1_545,
+  'anp_jax/predict': 590,
+  'anp_jax/reporting': 2_215,
+  'anp_jax/runtimes': 5_500,
+  'anp_jax/system': 2_470,
+  'anp_jax/tools': 5_850,
+  'anp_jax/training': 1_145,
+  'core': 30_610,
+  'scripts': 2_522,
+  'tests': 39_080,
+  'docs': 3_000,
+}
 # A variable is a noun of the domain: no bare participle, no pronoun.
 _NOT_NOUNS = frozenset(
   'asked begun both found given have heard held kept known lacking like made '
@@ -162,8 +185,9 @@ def main(argv: list[str]) -> int:
   """Prints the sizes, or the breaches; gives the exit status."""
   option, *paths = argv[1:] or ['']
   if option == '--code':
-    print('| part | lines |\n|---|---|')
-    print(''.join(f'| {part} | {lines:,} |\n' for part, lines in code_by_part().items()), end='')
+    print('| part | lines | budget |\n|---|---|---|')
+    for part, lines in code_by_part().items():
+      print(f'| {part} | {lines:,} | {BUDGET.get(part, 0):,} |')
     return 0
   if option != '--rules' or not paths:
     print(__doc__)
