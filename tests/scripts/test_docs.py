@@ -3,10 +3,12 @@
 import csv
 import pathlib
 import re
+import textwrap
 
 import pytest
 
 from anp_jax.config import errors, key_table, resolve, strategy
+from anp_jax.reporting import telemetry
 from tests import typed_commands
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -92,6 +94,16 @@ def test_what_does_not_exist_is_seen(command, words):
   with pytest.raises((AssertionError, errors.ConfigError, SystemExit), match=words):
     for module, arguments in typed_commands.split(command):
       typed_commands.check(module, arguments)
+
+
+@pytest.mark.slow
+def test_the_example_of_a_search(tmp_path, monkeypatch):
+  pytest.importorskip('optuna')
+  page = (_ROOT / 'docs/tune.md').read_text()
+  code = textwrap.dedent(re.search(r' +import optuna\n.*n_trials=5\)', page, re.S)[0])
+  monkeypatch.chdir(tmp_path)
+  exec(code.replace('n_trials=5', 'n_trials=2').replace('6 epochs', '2 steps'), {})
+  assert [telemetry.of_kind(f'runs/search/{i}', 'result')[0]['step'] for i in (0, 1)] == [2, 2]
 
 
 def test_the_pages_are_short_enough_to_read():
