@@ -11,8 +11,8 @@ A run of four processes on this machine loses one by `kill -9` in each round, th
 time process 0, and gets another one; the first round, which compiles, is not counted.
 `lost` is the time from the kill to the next new step, `noticed` that until the others
 restart (and the line about it is read), `joined` the time without a step when one comes.
-With --cost, in turns, the run goes on undisturbed with cluster.elastic=auto and off, and
-the ratio of their rates is given. With --figure, two are lost, and one comes back.
+With --cost, a run with cluster.elastic=auto and one with off go on in turns of ten
+seconds, and the ratio of their rates is given. With --figure, two are lost, and one comes back.
 
 With --goodput, processes are lost and come back at exponential times for so many seconds,
 and the share of the undisturbed speed that was kept stands next to what the planner's
@@ -30,6 +30,7 @@ import json
 import math
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,6 +50,7 @@ _GOALS = {'lost': 10, 'noticed': 1, 'joined': 10}  # seconds
 _WITHIN = 300.0  # seconds, for anything that is waited for
 _WATCHED = 25.0  # seconds before and after each event of the figure
 _SMOOTHED = 10  # looks at the step, of the figure's rates
+_TURN = 10.0  # seconds that a run goes on while the other one is stopped
 _PARTS = 20  # of a run with random losses
 
 
@@ -130,6 +132,11 @@ class Run:
     self.wait_for(lambda: self.step() > restarted['step'] + 5)
     return seconds, restarted['seconds']
 
+  def signal(self, number: int) -> None:
+    """Sends a signal to all processes."""
+    for process in self._processes:
+      process.send_signal(number)
+
   def close(self) -> None:
     """Kills all processes."""
     for process in self._processes:
@@ -143,7 +150,7 @@ def _flags():
   add = parser.add_argument
   add('--config', default='configs/lenet.py', help='recipe (default: %(default)s)')
   add('--rounds', type=int, default=4, help='rounds that count (default: %(default)s)')
-  add('--cost', type=int, default=0, help='turns without a loss (default: none)')
+  add('--cost', type=int, default=0, help='turns without a loss, 2 or more (default: none)')
   add('--figure', default='', help='a figure of the speed, in place of the rounds')
   add('--processes', type=int, default=4, help='processes (default: %(default)s)')
   add('--goodput', type=float, default=0, help='seconds with random losses, in place of the rounds')
@@ -184,9 +191,9 @@ def main():
     rows = [('a process', 'seconds'), *((name, _quartiles(v)) for name, v in seconds.items())]
     ratios = {f'{n}_over_{_GOALS[n]}_s': statistics.median(seconds[n]) / _GOALS[n] for n in seconds}
     if flags.cost:
-      costs = _costs(folder, arguments, flags)
-      rows.append(('rate with elastic=off over auto', _quartiles([100 * c for c in costs]) + ' %'))
-      ratios['off_over_auto'] = statistics.median(costs)
+      cost = summaries.summarize(_costs(folder, arguments, flags))
+      rows.append(('rate with elastic=off over auto', f'{cost.mean:.3f} +- {cost.interval:.3f}'))
+      ratios |= {'off_over_auto': cost.mean, 'interval': cost.interval}
   _common.show(f'{flags.config}, {flags.processes} processes', rows, ratios)
 
 
@@ -202,17 +209,27 @@ def _rounds(folder, arguments, flags):
 
 
 def _costs(folder, arguments, flags):
-  """Ratios of the rate with cluster.elastic=off to that with auto, in turns."""
+  """Ratios of the rate with cluster.elastic=off to that with auto, in turns.
+
+  Of two runs one is stopped at a time: their clocks do not count that.
+  """
   rates = {'auto': [], 'off': []}
-  for turn in range(flags.cost):
-    for elastic in sorted(rates, reverse=turn % 2):
-      place = os.path.join(folder, f'{elastic}{turn}')
+  with contextlib.ExitStack() as stack:
+    runs = {}
+    for elastic in rates:
+      place = os.path.join(folder, elastic)
       os.makedirs(place)
       keys = (*arguments, f'--config.cluster.elastic={elastic}')
-      with contextlib.closing(Run(place, flags.processes, *keys)) as run:
-        begin, step = time.monotonic(), run.step()
-        time.sleep(20)
-        rates[elastic].append((run.step() - step) / (time.monotonic() - begin))
+      runs[elastic] = stack.enter_context(contextlib.closing(Run(place, flags.processes, *keys)))
+      runs[elastic].watch(time.monotonic() + _TURN)  # it chooses how often it copies
+      runs[elastic].signal(signal.SIGSTOP)
+    for turn in range(flags.cost):
+      for elastic in sorted(rates, reverse=turn % 2):
+        runs[elastic].signal(signal.SIGCONT)
+        runs[elastic].watch(time.monotonic() + 1)
+        (begin, first), *_, (end, last) = runs[elastic].watch(time.monotonic() + _TURN)
+        rates[elastic].append((last - first) / (end - begin))
+        runs[elastic].signal(signal.SIGSTOP)
   return [off / auto for auto, off in zip(rates['auto'], rates['off'], strict=True)]
 
 
