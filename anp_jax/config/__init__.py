@@ -17,11 +17,11 @@ from anp_jax.config.resolve import (
   completed,
   flat,
   from_flat,
-  golden,
   known_keys,
   replaced,
   resolved,
   to_json,
+  to_text,
   variant,
 )
 from anp_jax.config.resume import changeable, changed, changes, difference, resumable

@@ -173,8 +173,8 @@ def flat(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return result
 
 
-def golden(config: ml_collections.ConfigDict) -> str:
-  """Returns one line a key, sorted: the text of a golden file."""
+def to_text(config: ml_collections.ConfigDict) -> str:
+  """Returns one line a key, sorted."""
   lines = [f'{k} = {v!r}' for k, v in sorted(flat(config).items())]
   return '\n'.join(lines) + '\n'
 

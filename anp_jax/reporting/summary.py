@@ -259,7 +259,7 @@ def report(
     computed_by = {'parameters': parameters, 'devices': mesh.size, 'device': kind}
     telemetry_lib.write_result(workdir, result | computed_by)
     if has_page:
-      print(run_page.write(workdir, config_lib.golden(config), facts, hardware(mesh)))
+      print(run_page.write(workdir, config_lib.to_text(config), facts, hardware(mesh)))
       print(urls.remote_url(f'report: {run_page.path(workdir)}'))
   except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
     where = urls.remote_url(workdir)

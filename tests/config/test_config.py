@@ -75,6 +75,27 @@ def _golden_cases():
   return cases
 
 
+def _texts(config):
+  """The value of each key of a config, as a golden file has it."""
+  return {key: repr(value) for key, value in config_lib.flat(config).items()}
+
+
+def _check_golden(name, texts):
+  """Compares values with the golden file of a name, or writes the file."""
+  text = ''.join(f'{key} = {texts[key]}\n' for key in sorted(texts))
+  golden = GOLDEN / f'{name}.txt'
+  if os.environ.get('ANP_UPDATE_GOLDEN') == '1':
+    golden.parent.mkdir(exist_ok=True)
+    golden.write_text(text)
+  assert golden.is_file(), f'no {golden.name}: run with ANP_UPDATE_GOLDEN=1'
+  assert text == golden.read_text()
+
+
+def test_golden_base():
+  """A change of a default shows in review as a change of one line of base.txt."""
+  _check_golden('base', _texts(config_lib.base()))
+
+
 @pytest.mark.parametrize(
   'path,variant',
   [
@@ -83,17 +104,13 @@ def _golden_cases():
   ],
 )
 def test_golden(path, variant, tmp_path, monkeypatch):
-  """A change of a default shows in review as a change of a golden file."""
+  """The file of a recipe has the keys whose value is not the base's, or that one of them lacks."""
   spec = f'{path}:{variant}' if variant else str(path)
   monkeypatch.chdir(tmp_path)
-  config = command_line.load(spec, _own_files(variant))
-  text = config_lib.golden(config)
-  golden = GOLDEN / f'{path.stem}_{variant or "default"}.txt'
-  if os.environ.get('ANP_UPDATE_GOLDEN') == '1':
-    golden.parent.mkdir(exist_ok=True)
-    golden.write_text(text)
-  assert golden.is_file(), f'no {golden.name}: run with ANP_UPDATE_GOLDEN=1'
-  assert text == golden.read_text()
+  base = _texts(config_lib.base())
+  texts = dict.fromkeys(base, 'absent') | _texts(command_line.load(spec, _own_files(variant)))
+  changed = {key: text for key, text in texts.items() if text != base.get(key)}
+  _check_golden(f'{path.stem}_{variant or "default"}', changed)
 
 
 @pytest.mark.parametrize('variant', _LISTS)
@@ -119,7 +136,7 @@ def test_recipes_of_published_lists(variant, tmp_path, monkeypatch):
 
 def test_no_golden_without_a_recipe():
   names = {f'{path.stem}_{variant or "default"}.txt' for path, variant in _golden_cases()}
-  assert {p.name for p in GOLDEN.glob('*')} <= names
+  assert {p.name for p in GOLDEN.glob('*')} <= names | {'base.txt'}
 
 
 def test_base_is_valid():

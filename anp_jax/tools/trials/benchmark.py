@@ -50,7 +50,7 @@ def run(invocation: strategy_lib.Invocation) -> dict:
     os.makedirs(invocation.workdir, exist_ok=True)
     path = os.path.join(invocation.workdir, 'benchmark')
     files.write_json(f'{path}.json', values)
-    config_text = config_lib.golden(invocation.config).rstrip()
+    config_text = config_lib.to_text(invocation.config).rstrip()
     hardware = [(name, str(text)) for name, text in values['hardware'].items()]
     blocks = (
       report_kit.facts(rows(values)),
