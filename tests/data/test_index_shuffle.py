@@ -6,14 +6,13 @@ A run is continued only if these numbers stay, so some are written down.
 import tracemalloc
 import warnings
 
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 from scipy import stats
 
 from anp_jax.data import index_shuffle
-from tests import random_numbers
-
-_SIZES = (1, 2, 3, 4, 5, 7, 16, 17, 100, 1023, 1025)
+from tests import builders, random_numbers
 
 
 @pytest.fixture(autouse=True)
@@ -68,12 +67,15 @@ def test_balanced_golden():
   assert members.tolist() == [3, 6, 0, 0, 5, 7, 0, 0, 0, 1, 0, 2]
 
 
-@pytest.mark.parametrize('size', _SIZES)
-def test_every_epoch_is_a_permutation(size):
-  got = index_shuffle.shuffled(np.arange(4 * size), 5, size)
+@builders.fuzzed(50, st.integers(1, 1100), st.integers(0, 2**63), st.integers(0, 2**40), st.data())
+def test_every_epoch_is_a_permutation_from_any_start(size, seed, epoch, data):
+  positions = np.arange(3 * size) + epoch * size
+  got = index_shuffle.shuffled(positions, seed, size)
   assert got.dtype == np.int64
-  for epoch in got.reshape(4, size):
-    assert sorted(epoch) == list(range(size))
+  for order in got.reshape(3, size):
+    assert sorted(order) == list(range(size))
+  start = data.draw(st.integers(0, 3 * size - 1))
+  np.testing.assert_array_equal(index_shuffle.shuffled(positions[start:], seed, size), got[start:])
 
 
 def test_epochs_and_seeds_differ():

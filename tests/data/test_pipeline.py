@@ -4,6 +4,7 @@ import io
 import itertools
 import os
 
+from hypothesis import strategies as st
 import numpy as np
 from PIL import Image
 import pytest
@@ -66,13 +67,13 @@ def test_shares_of_processes_are_parts_of_one_batch(config, source, training):
     _same({k: v[np.argsort(joined['row'])] for k, v in joined.items()}, batch)
 
 
-@pytest.mark.parametrize('processes, size', [(1, 1009), (2, 7), (3, 1), (8, 1009)])
-def test_every_example_once_an_epoch_over_processes(config, processes, size):
-  batch = 24 * processes  # an epoch ends anywhere in it
+@builders.fuzzed(20, st.integers(1, 300), st.lists(st.integers(1, 30), min_size=1, max_size=8))
+def test_every_example_once_an_epoch_over_processes(config, size, counts):
+  *cuts, batch = np.cumsum(counts).tolist()  # an epoch ends anywhere in it
   for training in (True, False):
     plans = [
       batch_sampler.BatchSampler(config, size, batch, rows, training)
-      for rows in np.split(np.arange(batch), processes)
+      for rows in np.split(np.arange(batch), cuts)
     ]
     steps = -(-3 * size // batch) if training else plans[0].steps
     rows_read = np.concatenate(

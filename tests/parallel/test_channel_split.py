@@ -1,7 +1,9 @@
 """The channel split: each device computes some of the channels."""
 
+import fractions
 import math
 
+from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,19 +26,18 @@ def _split(data, model, **overrides):
 # Shares.
 
 
-@pytest.mark.parametrize(
-  'features, shares, multiple, want',
-  [
-    (500, (1, 1), 1, (250, 250)),
-    (500, (2, 1), 1, (333, 167)),  # 333.33, 166.67: the remainder to the second
-    (7, (1, 1, 1), 1, (3, 2, 2)),
-    (10, (3, 0, 1), 1, (8, 0, 2)),  # 7.5, 2.5: of equal remainders the first
-    (500, (2, 1), 16, (340, 160)),  # 31 units: 21, 10; and the 4 left over
-    (3, (1, 1, 1, 1), 1, (1, 1, 1, 0)),
-  ],
-)
-def test_shares_are_rounded_by_the_largest_remainder(features, shares, multiple, want):
-  assert apportionment.apportion(features, shares, multiple) == want
+_SHARES = st.lists(st.integers(0, 99), min_size=1, max_size=8).filter(any)
+
+
+@builders.fuzzed(100, st.integers(0, 2000), _SHARES, st.integers(1, 16))
+def test_shares_are_rounded_by_the_largest_remainder(features, shares, multiple):
+  counts = np.array(apportionment.apportion(features, shares, multiple))
+  counts[np.argmax(shares)] -= features % multiple
+  units = features // multiple
+  exact = [fractions.Fraction(units * share, sum(shares)) for share in shares]
+  added = [n - multiple * math.floor(e) for e, n in zip(exact, counts)]
+  assert set(added) <= {0, multiple} and sum(counts) == units * multiple
+  assert [n for _, n in sorted((e % 1, n) for e, n in zip(exact, added))] == sorted(added)
 
 
 # The whole step.

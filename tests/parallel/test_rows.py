@@ -1,5 +1,8 @@
 """Unequal parts of a batch: the numbers are those of equal ones."""
 
+import itertools
+
+from hypothesis import strategies as st
 import jax
 import numpy as np
 import pytest
@@ -120,18 +123,16 @@ def test_invariant_is_evaluated_on_any_number_of_devices():
   builders.assert_refused(['expected 1 numbers'], strategy.check_mesh, config, mesh)
 
 
-@pytest.mark.parametrize(
-  'fixed, per_row, batch, multiple, expected, seconds',
-  [
-    ((0, 0), (1, 2), 12, 1, (8, 4), 8),
-    ((0, 0), (1, 3), 16, 4, (12, 4), 12),
-    ((4, 0), (1, 1), 12, 1, (4, 8), 8),
-    # However slow, a device has one multiple.
-    ((0, 0, 0), (1, 1, 100), 20, 4, (8, 8, 4), 400),
-  ],
-)
-def test_devices_are_ready_together(fixed, per_row, batch, multiple, expected, seconds):
-  costs = row_speeds.RowCosts([*fixed], [*per_row], 0.25)
-  counts = costs.division(batch, multiple)
-  assert counts == expected
-  assert costs.step_seconds(counts) == seconds + 0.25
+_SECONDS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=3)
+
+
+@builders.fuzzed(50, _SECONDS, st.integers(0, 8), st.integers(1, 4))
+def test_no_other_division_is_ready_earlier(seconds, more, multiple):
+  """However slow, a device has one multiple."""
+  batch = (len(seconds) + more) * multiple
+  every = itertools.product(range(multiple, batch + 1, multiple), repeat=len(seconds))
+  ends = {c: max(a + b * n for (a, b), n in zip(seconds, c)) for c in every if sum(c) == batch}
+  costs = row_speeds.RowCosts(*map(list, zip(*seconds)), 0.25)
+  rows = costs.division(batch, multiple)
+  assert ends[rows] == min(ends.values())
+  assert costs.step_seconds(rows) == ends[rows] + 0.25
