@@ -71,13 +71,13 @@ def test_shares_of_processes_are_parts_of_one_batch(config, source, training):
 def test_every_example_once_an_epoch_over_processes(config, size, counts):
   *cuts, batch = np.cumsum(counts).tolist()  # an epoch ends anywhere in it
   for training in (True, False):
-    plans = [
+    samplers = [
       batch_sampler.BatchSampler(config, size, batch, rows, training)
       for rows in np.split(np.arange(batch), cuts)
     ]
-    steps = -(-3 * size // batch) if training else plans[0].steps
+    steps = -(-3 * size // batch) if training else samplers[0].steps
     rows_read = np.concatenate(
-      [np.array(sampler.indices(s)) for s in range(steps) for sampler in plans], 1
+      [np.array(sampler.indices(s)) for s in range(steps) for sampler in samplers], 1
     )
     positions, indices, weights = rows_read[:, np.argsort(rows_read[0])]
     assert positions.tolist() == list(range(steps * batch))
