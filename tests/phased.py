@@ -22,7 +22,7 @@ ANP_ROUND='SECONDS': so long is a round of --mode=benchmark.
 ANP_TROUBLE='FILE': while that file says 'RANK disk', that rank's disk reads slowly; 'RANK
 loader', it never gives a file; 'RANK save', what it writes of a checkpoint gets to no disk.
 
-ANP_NODES='PREFIX': each rank is on a host of its own, whose network `ip netns add` has made.
+ANP_HOSTS='PREFIX': each rank is on a host of its own, whose network `ip netns add` has made.
 
 ANP_STUCK='RANK WHERE': that rank never gets further than 'import', of JAX, or
 'devices', which it has opened.
@@ -236,7 +236,7 @@ def _suffer():
 
 def _move_to_node():
   # JAX listens at the address of the host's name.
-  name = os.environ['ANP_NODES'] + _rank()
+  name = os.environ['ANP_HOSTS'] + _rank()
   libc = ctypes.CDLL(None, use_errno=True)
   new_mounts, new_name, private = 0x20000, 0x4000000, 1 << 18
   recursive, bind, network = 0x4000, 0x1000, 0x40000000
@@ -263,7 +263,7 @@ def _draw_no_curves():
 
 
 _FAULTS = {
-  'ANP_NODES': _move_to_node,
+  'ANP_HOSTS': _move_to_node,
   'ANP_KILL': _kill_in_phase,
   'ANP_PAUSE': _pause_in_steps,
   'ANP_KILL_CALL': _kill_in_call,

@@ -47,7 +47,7 @@ class _Run:
     self._workdir, self._trouble = folder / 'run', folder / 'trouble'
     self._trouble.write_text('')
     keys = {**_KEYS, 'data.path': str(builders.photographs(folder / 'tree', 160))}
-    environment = {'ANP_PAUSE': '0.2', 'ANP_TROUBLE': str(self._trouble), 'ANP_NODES': _PREFIX}
+    environment = {'ANP_PAUSE': '0.2', 'ANP_TROUBLE': str(self._trouble), 'ANP_HOSTS': _PREFIX}
     place = f'--coordinator={host}:{launching.free_port()}'
     arguments = launching.arguments(self._workdir, place, **keys)
     self.ranks = launching.Ranks(folder, _COUNT, arguments, environment=environment)
