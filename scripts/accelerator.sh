@@ -40,6 +40,7 @@ convnext scripts.bench.step --cases=convnext_tiny_gpu --peers=torch_eager $sizes
 augment scripts.bench.step --cases=convnext_tiny_gpu --peers=strong_crop $sizes
 compiled scripts.bench.step --cases=$network --peers=torch_compile $sizes
 resume scripts.bench.resume $config
+restart scripts.bench.once.restart --case=$network
 ensemble scripts.bench.ensemble $members
 cifar10 anp_jax $fast --config.ensemble.seeds=0:$runs --config.eval.every=16epochs --config.checkpoint.every=16epochs --workdir=$out/cifar10
 plan anp_jax.tools.plan $config $images --measure --measure_batches=$batches
