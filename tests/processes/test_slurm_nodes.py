@@ -57,7 +57,7 @@ def _restarts(workdir):
 
 @pytest.mark.timeout(3000)
 def test_a_run_outlives_its_nodes_with_the_same_bits(cluster, tmp_path):
-  """One node after another dies, never the first; each joins again by a job of its own."""
+  """One node after another dies, never the first, and comes back; nobody but the script joins."""
   workdir, chance = tmp_path / 'run', random.Random(0)
   keys = {
     **_INVARIANT,
@@ -68,9 +68,10 @@ def test_a_run_outlives_its_nodes_with_the_same_bits(cluster, tmp_path):
   }
   pause = {'ANP_PAUSE': '0.02', **slurm_cluster.PHASED}
   arguments = launching.arguments(workdir, **keys, duration='1000000 steps')
-  job = cluster.submit(_TRAIN, ['--nodes=4'], arguments, tmp_path / 'job.log', **pause)
+  options = ['--nodes=4', '--exclusive']  # whatever joins has a node of its own
+  job = cluster.submit(_TRAIN, options, arguments, tmp_path / 'job.log', **pause)
   slurm_cluster.until(workdir / 'metrics.jsonl', '"step": 20,', 120)
-  joined = {}
+  lost = []
   for number in range(int(os.environ.get('ANP_NODES', '1'))):
     node = f'node{chance.choice([2, 3, 4])}'
     cluster.fault('node-kill', node)
@@ -78,15 +79,15 @@ def test_a_run_outlives_its_nodes_with_the_same_bits(cluster, tmp_path):
     launching.wait_until(lambda before=before: len(_restarts(workdir)) > before, 60)
     assert _restarts(workdir)[-1]['processes'] == 3
     cluster.update(f'nodename={node}', 'state=down', 'reason=test')
+    if node not in lost:  # else Slurm starts its job again
+      slurm_cluster.until(tmp_path / 'job.log', rf'{node} is lost: job \d+ joins')
+    lost.append(node)
     cluster.fault('node-start', node)
-    if node not in joined:  # else Slurm starts its job again
-      joined[node] = cluster.submit(
-        _TRAIN, [f'--nodelist={node}'], ['--join', *arguments], tmp_path / f'{node}.log', **pause
-      )
     launching.wait_until(lambda: _restarts(workdir)[-1]['processes'] == 4, 120)
     print(f'round {number}: {node}', _restarts(workdir)[-2:])
   assert cluster.field(job, 'Restarts') == '0'
-  for each in (job, *joined.values()):
+  replacing = re.findall(r'is lost: job (\d+) joins', (tmp_path / 'job.log').read_text())
+  for each in (job, *replacing):
     cluster.signal(each, 'TERM')
   slurm_cluster.until(workdir / 'stopped.json', '"step"')
   step = json.loads((workdir / 'stopped.json').read_text())['step']
