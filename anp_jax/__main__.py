@@ -12,11 +12,13 @@ if __name__ == '__main__':
 
 import contextlib
 import gc
+import importlib
 import os
 import sys
+import threading
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.cluster import joining, workdir_lock
+from anp_jax.cluster import generation, joining, workdir_lock
 from anp_jax.config import command_line, exits, strategy as strategy_lib, urls
 from anp_jax.system import compute_dtype, interrupts, mirror, xla_flags
 
@@ -57,6 +59,8 @@ def main(argv: list[str], mode: str = '') -> int:
   command = {f'--{name}': getattr(flags, name) for name in names}
   try:
     config = compute_dtype.decide(config, workdir)
+    if generation.current().number:  # while it looks for the others; its environment is final
+      threading.Thread(target=importlib.import_module, args=['anp_jax.train']).start()
     with contextlib.ExitStack() as stack:
       processes = stack.enter_context(cluster.start(config, place, command, workdir))
       if flags.mode == 'train':

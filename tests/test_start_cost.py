@@ -1,5 +1,10 @@
-"""What a start does without, since nothing before the first step needs it."""
+"""What a start does without, since nothing before the first step needs it, and meanwhile."""
 
+import json
+
+import pytest
+
+from anp_jax.cluster import generation
 from tests import launching
 
 _PROGRAM = """
@@ -32,3 +37,31 @@ def test_before_its_first_step_a_run_imports_little_and_traces_its_state_once(tm
   assert {'jax', 'orbax'} <= set(modules.split())
   slow = 'jinja2 keras matplotlib pandas pyarrow scipy tensorboardX tensorflow torch'
   assert not set(slow.split()) & set(modules.split())
+
+
+_MEETING = """
+import sys
+import time
+
+from anp_jax import __main__ as command, cluster
+
+def start(*arguments):
+  end = time.monotonic() + float(sys.argv[1])
+  while not hasattr(sys.modules.get('anp_jax.train'), 'start') and time.monotonic() < end:
+    time.sleep(0.01)
+  print('jax' in sys.modules, time.monotonic() < end)
+  sys.exit()
+
+cluster.start = start
+command.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize('number, seconds, words', [(0, 0.1, 'False False'), (1, 60, 'True True')])
+def test_a_process_that_restarts_imports_while_the_others_meet(tmp_path, number, seconds, words):
+  """The first start is one of a process alone, which waits for nobody."""
+  inherited = json.dumps(generation.FIRST._replace(number=number)._asdict())
+  flags = '--config=configs/resnet_anp.py:tiny', f'--workdir={tmp_path}/run'
+  variables = {**launching.QUICK, generation.VARIABLE: inherited}
+  done = launching.python('-c', _MEETING, seconds, *flags, status=0, **variables)
+  assert done.stdout == f'{words}\n'
