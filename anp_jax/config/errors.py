@@ -29,7 +29,7 @@ def nearest(name: object, valid: Iterable[object]) -> str:
   """Returns the valid name nearest to `name`, as text for an error line.
 
   A name whose start was typed comes first, then a key that was typed
-  without its group, then a similar name; '' if there is none.
+  without its group, then a similar name, then one that is in small letters; '' if there is none.
   """
   text, names = str(name), [str(v) for v in valid]
   stem, suffix = os.path.splitext(text)
@@ -41,7 +41,7 @@ def nearest(name: object, valid: Iterable[object]) -> str:
     matches = difflib.get_close_matches(text, candidates, 1, cutoff)
     if matches:
       return f'; did you mean {matches[0]!r}?'
-  return ''
+  return nearest(text.lower(), names) if text != text.lower() else ''
 
 
 def check_choice(place: str, value: object, choices: Collection[str], form: str = '') -> None:

@@ -26,6 +26,9 @@ _RECIPES = sorted(f'configs/{f.name}' for f in recipes.shipped().glob('*.py'))
     ('resnet', ('lenet', 'resnet18', 'resnext50'), 'resnet18'),
     ('--check', ('--checks_all', '--checkpoint'), '--checks_all'),
     ('steps', ('stops', 'steps_of_run'), 'steps_of_run'),
+    # Names of hardware are written in capital letters.
+    ('4x XDR800', ('ib-ndr400', 'ib-xdr800', 'eth-400'), 'ib-xdr800'),
+    ('MAYBE', ('auto', 'yes', 'no'), ''),
     # A key without its group.
     ('eps', ('seed', 'optimizer.eps', 'epochs'), 'optimizer.eps'),
     (5, (60, 'x'), ''),
