@@ -102,9 +102,8 @@ def with_given_times(setting: steps.Setting) -> steps.Setting:
     )
   if times.bandwidth:
     bandwidth = emulation_keys.bytes_per_second(times.bandwidth)
-    cluster = dataclasses.replace(
-      cluster, link=dataclasses.replace(cluster.link, bandwidth=bandwidth)
-    )
+    link = dataclasses.replace(cluster.link, bandwidth=bandwidth)
+    cluster = dataclasses.replace(cluster, link=link)
   return dataclasses.replace(
     setting,
     cluster=cluster,

@@ -51,18 +51,26 @@ def lines(plans: Mapping[str, Sequence[points_lib.Point]]) -> str:
   for name, points in plans.items():
     rows += [_row(p) for p in points if p.memory is not None]
     notes.append(_summary(name, points))
-    reasons: dict[str, list[int]] = {}
-    for p in points:
-      if p.why_not:
-        reasons.setdefault(p.why_not, []).append(p.cluster.nodes)
-    for reason, nodes in reasons.items():
-      where = ', '.join(map(str, nodes))
-      notes.append(f'{name}: cannot run on {where} nodes: {reason}')
-    missing = [f'{p.cluster.nodes}' for p in points if p.runs and not p.interval]
-    if missing:
-      notes.append(f'{name}: {intervals.NONE} on {", ".join(missing)} nodes, so no interval')
+    for reason in dict.fromkeys(p.why_not for p in points if p.why_not):
+      nodes = _nodes(p for p in points if p.why_not == reason)
+      notes.append(f'{name}: cannot run on {nodes}: {reason}')
+    if waiting := [p for p in points if p.runs and p.seconds['input']]:
+      notes.append(f'{name}: input binds on {_nodes(waiting)}: {_wanted(waiting)}')
+    if missing := [p for p in points if p.runs and not p.interval]:
+      notes.append(f'{name}: {intervals.NONE} on {_nodes(missing)}, so no interval')
   notes[:0] = _caution(itertools.chain.from_iterable(plans.values()))
   return report_kit.plain([report_kit.Table(rows), '\n'.join(notes)])
+
+
+def _nodes(points) -> str:
+  return f'{", ".join(str(p.cluster.nodes) for p in points)} nodes'
+
+
+def _wanted(waiting) -> str:
+  """What the host of a node would have to decode, so that no device waits."""
+  shares = [1 - p.seconds['input'] / sum(p.seconds.values()) for p in waiting]
+  rate, share = max((p.rate / s / p.cluster.nodes, s) for p, s in zip(waiting, shares))
+  return f'its host would have to decode {rate:,.0f} images/s, {1 / share:.3g} times as many'
 
 
 def _caution(points) -> list[str]:
@@ -89,11 +97,10 @@ def _summary(name, points) -> str:
   if last is None:
     word, end = ('pays', f'; {reason} binds') if reason else ('runs', '')
     return f'{name}: {word} on none of these sizes{end}'
-  plural = 's' if last.cluster.nodes > 1 else ''
-  where = f'{last.cluster.nodes} node{plural} ({last.cluster.size:,} devices)'
-  if not reason:
-    return f'{name}: pays up to the largest size, {where}'
-  return f'{name}: pays up to {where}; then {reason} binds'
+  nodes, devices = last.cluster.nodes, last.cluster.size
+  where = f'{nodes} node{"s" * (nodes > 1)} ({devices:,} devices)'
+  end = f'{where}; then {reason} binds' if reason else f'the largest size, {where}'
+  return f'{name}: pays up to {end}'
 
 
 def goodput(plans: Mapping[str, Sequence[points_lib.Point]], mtbf: float, repair: float) -> str:

@@ -14,11 +14,11 @@ from anp_jax.tools.plan import intervals, plan_memory as memory_lib, sizes
 # A size pays if its further devices bring at least this share of their own
 # speed.
 _PAYS = 0.5
-# Seconds of a core for an image: a photograph of 400 px cut to 224 px, by
-# config.data.decode; an image of the embedded set.
+# Milliseconds of a core for an image: a photograph of 400 px cut to 224 px, by
+# config.data.decode or out of the mapped cache; an image of the embedded set.
 # From `input_cost.measure` and scripts.bench.input on cores that other programs shared.
-_PHOTOGRAPH = {'fast': 0.8e-3, 'exact': 2.1e-3, 'bilinear': 1.8e-3, 'bicubic': 3.0e-3}
-_EMBEDDED = 0.14e-3
+_PHOTOGRAPH = {'fast': 0.8, 'exact': 2.1, 'bilinear': 1.8, 'bicubic': 3.0, 'mapped': 0.2}
+_EMBEDDED = 0.14
 _NO_DECODING = ('synthetic', 'digits', 'arrays')
 LOSSES = {
   'fixed': 'small batches: the fixed cost of a step',
@@ -162,9 +162,7 @@ def plan(name: str, settings: Sequence[steps.Setting], request: Request) -> list
 
 def _point(name, setting, images, step, request, base) -> Point:
   host = request.input_rate or _host_rate(setting, request.image_seconds)
-  waiting = 0.0
-  if host:
-    waiting = max(0.0, step.images / (host * setting.cluster.nodes) - step.seconds)
+  waiting = max(0.0, step.images / (host * setting.cluster.nodes) - step.seconds) if host else 0.0
   rate = step.images / (step.seconds + waiting)
   memory = memory_lib.count(setting, images)
   why_not = ''
@@ -216,11 +214,12 @@ def input_seconds(config: ml_collections.ConfigDict) -> float:
     config: resolved config, whose files are not looked at.
   """
   data = config.data
-  if data.source in _NO_DECODING or data.cache == 'mapped':
+  if data.source in _NO_DECODING:
     return 0.0
   if data.source == 'anp_shapes':
-    return _EMBEDDED * max(data.image_size / 48, 1)
-  return _PHOTOGRAPH[data.decode] * max((data.image_size / 224) ** 2, 0.25)
+    return 1e-3 * _EMBEDDED * max(data.image_size / 48, 1)
+  kind = 'mapped' if data.cache == 'mapped' else data.decode
+  return 1e-3 * _PHOTOGRAPH[kind] * max((data.image_size / 224) ** 2, 0.25)
 
 
 def last_that_pays(points: Sequence[Point]) -> tuple[Point | None, str]:

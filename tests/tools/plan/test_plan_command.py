@@ -189,6 +189,23 @@ def test_input_is_timed_on_the_files_at_hand(tmp_path, capsys, priors_only):
   assert 'input: 70 images/s a node; 32 cores a node' in lines
 
 
+def test_a_plan_says_where_input_binds_and_what_would_do(capsys, priors_only):
+  """Hosts of 200 images/s, before devices that would take `free` of each."""
+  flags = [f'--config={_LENET}', *_DATA, *_DEVICE, '--nodes=1,2', '--devices_per_node=2']
+  lines, result = _plan(capsys, *flags, '--input_rate=200')
+  first, second = result['points']
+  assert second['images_per_second'] == pytest.approx(400)
+  (line,) = [line for line in lines if ': input binds' in line]
+  step = first['step_seconds']
+  free = first['batch'] / (sum(step.values()) - step['input'])
+  assert line.startswith('sync: input binds on 1, 2 nodes: its host would have to decode ')
+  rate, times = re.search(r'decode ([\d,]+) images/s, (.+) times as many', line).groups()
+  assert float(rate.replace(',', '')) == pytest.approx(free, rel=1e-4)
+  assert float(times) == pytest.approx(free / 200, rel=1e-2)
+  lines, _ = _plan(capsys, *flags, f'--input_rate={1.01 * free:.0f}')
+  assert not any('input binds' in line for line in lines)
+
+
 def test_target_ranks_by_device_hours(capsys, priors_only):
   flags = [
     f'--config={_LENET}',
