@@ -146,6 +146,11 @@ def test_the_folder_is_the_configs_or_one_of_the_caches(tmp_path, config, monkey
   assert pathlib.Path(compile_cache.enable(config)).parent == tmp_path / 'shared' / 'anp_jax'
   config.compile_cache.dir = str(tmp_path / 'mine')
   assert compile_cache.enable(config) == str(tmp_path / 'mine')
+  # What a GPU has found out by trying its kernels is kept there, too.
+  options = compiler.get_compile_options(1, 1)
+  debug_options = options.executable_build_options.debug_options  # within `options`
+  folder = pathlib.Path(debug_options.xla_gpu_per_fusion_autotune_cache_dir)
+  assert folder.parent == tmp_path / 'mine'
   config.compile_cache.dir = ''
   assert compile_cache.enable(config) == ''
   assert not jax.config.jax_enable_compilation_cache
