@@ -21,7 +21,7 @@ from anp_jax.tools.plan import (
   published_rates,
   workload,
 )
-from tests import builders
+from tests import builders, plan_settings
 
 _LENET = 'configs/lenet.py'
 _DEVICE = ['--device=a100-80', '--link=ib-hdr200x8']
@@ -55,15 +55,8 @@ def test_three_points_stand_for_a_progression(text):
 
 @pytest.mark.slow
 def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
-  lines, result = _plan(
-    capsys,
-    '--config=configs/resnet_anp.py:modern',
-    '--device=h200',
-    '--nodes=1,2,4,...,512',
-    '--devices_per_node=8',
-    '--link=ib-ndr400x8',
-    f'--out={tmp_path}/plan.png',
-  )
+  typed = plan_settings.page_arguments('--device=h200')
+  lines, result = _plan(capsys, *typed, f'--out={tmp_path}/plan.png')
   points = result['points']
   assert [p['devices'] for p in points] == [8 * 2**i for i in range(10)]
   assert sum(line.startswith('sync ') for line in lines) == 10
@@ -81,6 +74,7 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
   batches = [p['batch'] for p in points]
   assert batches[:4] == [1024, 1024, 1024, 2048] and batches[-1] == 32 * 4096
   # A batch of 16,384 is more than an epoch.
+  assert 'an epoch, which a line cautions of: here 32 nodes)' in plan_settings.PAGE
   assert any(
     line.startswith('sync: pays up to 32 nodes (256 devices); then data') for line in lines
   )
