@@ -14,6 +14,12 @@ from anp_jax.tools.plan import __main__ as command, check, fit, intervals, publi
 from tests import launching, plan_settings
 
 _ASKED = {'sheet': 'from data sheets', 'few': 'other rows of a fitted system'}
+# What results have of each, and with how many digits after the point.
+_FIGURES = {
+  'mean': ('mean error', 1),
+  'p95': ('95th percentile of the errors', 1),
+  'covered': ('in their 90 % interval', 0),
+}
 _SHARED = os.path.join(os.path.dirname(__file__), '..', '..', '..', 'shared', 'data', 'scaling.csv')
 
 
@@ -156,10 +162,12 @@ def test_pages_print_what_check_prints(capsys, comparisons, monkeypatch):
   with open(launching.ROOT / 'results/planner.csv', newline='') as f:
     recorded = {row['question']: row for row in csv.DictReader(f)}  # the last of each question
   for mode, question in _ASKED.items():
+    for name, (words, digits) in _FIGURES.items():
+      row = recorded[f'published rates, {question}: {words}']
+      figure = f'{100 * values[f"{mode}_{name}"]:.{digits}f}'
+      assert (int(row['n']), row['median']) == (values[f'{mode}_rates'], figure)
     row = recorded[f'published rates, {question}: mean error']
-    mean, worst, covered = (100 * values[f'{mode}_{name}'] for name in ('mean', 'worst', 'covered'))
-    assert (int(row['n']), row['median']) == (values[f'{mode}_rates'], f'{mean:.1f}')
-    assert row['note'].startswith(f'worst {worst:.1f}; {covered:.0f} % in their 90 % interval')
+    assert row['note'].startswith(f'worst {100 * values[f"{mode}_worst"]:.1f}')
 
 
 @pytest.mark.slow
