@@ -157,7 +157,8 @@ def test_pages_print_what_check_prints(capsys, comparisons, monkeypatch):
   for sentence in check.summary(values):
     assert sentence in lines and sentence in plan_settings.PAGE
   mean = f'mean error {100 * values["sheet_mean"]:.1f} % from data sheets alone'
-  expected = f'| the planner against {values["sheet_rates"]:g} published rates | {mean}'
+  covered = f'{100 * values["sheet_covered"]:.0f} % lie in their [90 % intervals]'
+  expected = f'| the planner against {values["sheet_rates"]:g} published rates | {mean}; {covered}'
   assert expected in (launching.ROOT / 'README.md').read_text()
   with open(launching.ROOT / 'results/planner.csv', newline='') as f:
     recorded = {row['question']: row for row in csv.DictReader(f)}  # the last of each question
