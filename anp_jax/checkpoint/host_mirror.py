@@ -2,9 +2,13 @@
 
 A process that restarts in place inherits its copies as open files without a name: they
 end with the last process that holds them. All processes copy the same steps. A copy
-replaces the one before once it is whole; where the state is divided over the
-processes, each one also copies the part of one on the next host, and keeps the copy
-before, as another process may be lost while it writes.
+overwrites the one before: a process that is lost meanwhile takes its copies along, and
+a restart waits until all is written, as it is on the device already. Where the state is
+divided over the processes, each one also copies the part of one on the next host, and
+keeps the copy before, as another process may be lost before it has written.
+
+If a step's numbers are lost with process 0, a run goes on from the copy before as long
+as one process has not overwritten it yet, and else from the newest checkpoint.
 """
 
 import collections
@@ -21,7 +25,7 @@ import numpy as np
 from anp_jax import cluster
 from anp_jax.checkpoint import memory_slot
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.system import error_lines, memory as memory_lib
+from anp_jax.system import error_lines, host_memory, memory as memory_lib
 
 _NAMES = 'mirror', 'mirror of the step before'
 SHARE = 0.01  # of the time may go into copies
@@ -110,9 +114,9 @@ class HostMirror:
     self._write_pending()
     if self._first is None:
       self._first = step, time.monotonic()
-      if not all(self._processes.gather(self._has_room())):
+      if problem := _shortage(self._processes.gather(self._resources())):
         self._copy = None
-        print(_NO_COPY.format('a device has no room for it'), flush=True)
+        print(_NO_COPY.format(problem), flush=True)
     if not self._every:
       self._measure(step, state)
     elif step % self._every == 0:
@@ -169,14 +173,15 @@ class HostMirror:
     if not self._slots:
       return
     start = time.monotonic()
-    after, before = sorted(self._slots, key=lambda slot: slot.step)
-    try:
-      after.write((step, self._processes.generation.number), self._pieces(*copies))
-    except OSError as e:
-      self._give_up(e)
+    slot, older = sorted(self._slots, key=lambda slot: slot.step, reverse=True)
+    if any(self._is_divided):
+      slot = older
     else:
-      if not any(self._is_divided):
-        before.clear()
+      older.clear()
+    try:
+      slot.write((step, self._processes.generation.number), self._pieces(*copies))
+    except (OSError, jax.errors.JaxRuntimeError) as e:
+      self._give_up(e)
     self._seconds = time.monotonic() - start
 
   def _give_up(self, error):
@@ -187,17 +192,28 @@ class HostMirror:
       self._copy = None
     print(_NO_COPY.format(error_lines.first_line(error)), flush=True)
 
-  def _has_room(self):
-    """Whether each device can hold a copy and the most that steps have taken so far."""
-    need = sum(
-      (1 + is_divided) * math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-      for leaf, is_divided in zip(self._leaves, self._is_divided)
-    )
-    return all(
+  def _resources(self):
+    """Whether each device has room for a copy, and what the host needs and has left."""
+    sizes = [math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in self._leaves]
+    devices = self._mesh.local_devices
+    # A device must hold the most that steps have taken so far, too.
+    need = sum(size << divided for size, divided in zip(sizes, self._is_divided, strict=True))
+    has_room = all(
       need <= limit - memory_lib.of_device(device, 'peak_bytes_in_use')
-      for device in self._mesh.local_devices
+      for device in devices
       if (limit := memory_lib.of_device(device, 'bytes_limit'))
     )
+    blocks = 0
+    for leaf, size, divided in zip(self._leaves, sizes, self._is_divided, strict=True):
+      indices = leaf.sharding.devices_indices_map(leaf.shape)
+      sources = {*devices, *(map(self._next, devices) if divided else ())}
+      blocks += size * len({_block(indices[device], leaf.shape) for device in sources})
+    generations = 1 + any(self._is_divided)
+    missing = generations * blocks - sum(slot.size for slot in self._slots)
+    if devices[0].platform == 'cpu':
+      missing = max(missing, 0) + need * len(devices)
+    host = self._processes.hosts[self._processes.index]
+    return has_room, host, max(missing, 0), host_memory.available()
 
   def _copies(self, leaves):
     """Fresh buffers: of this process, and of another one's divided parts."""
@@ -235,7 +251,7 @@ class HostMirror:
     def add(leaf, shape, index, data):
       block = _block(index, shape)
       if (leaf, block) not in pieces:
-        pieces[leaf, block] = memory_slot.Piece(leaf, block, np.asarray(data))
+        pieces[leaf, block] = memory_slot.Piece(leaf, block, data)
 
     for number, array in enumerate(copies):
       for shard in array.addressable_shards:
@@ -293,6 +309,18 @@ class HostMirror:
       words[0, : len(part)] = part
       summed = add(jax.make_array_from_process_local_data(divided, words))
       part[:] = np.asarray(summed.addressable_data(0))[: len(part)]
+
+
+def _shortage(resources):
+  """Why not all processes can keep copies; '' if they can."""
+  if not all(has_room for has_room, *_ in resources):
+    return 'a device has no room for it'
+  for host in sorted({host for _, host, *_ in resources}):
+    need = sum(missing for _, where, missing, _ in resources if where == host)
+    left = min(left for _, where, _, left in resources if where == host)
+    if need > left:
+      return f'{need / 1e6:,.0f} MB are needed on {host}, and {left / 1e6:,.0f} MB are left'
+  return ''
 
 
 def _block(index, shape):

@@ -8,6 +8,7 @@ import struct
 from typing import NamedTuple
 import zlib
 
+import jax
 import numpy as np
 
 from anp_jax.cluster import generation
@@ -15,6 +16,7 @@ from anp_jax.system import host_memory
 
 _HEADER = struct.Struct('<QQ')  # position and length of the table, which is written last
 _NONE = -1, -1  # version of an empty slot
+_MAX_CHECKSUM = 2**32 - 1
 _MAX_READ = 2**30  # bytes; the system reads less than 2 GiB at once
 
 
@@ -29,7 +31,7 @@ class Piece(NamedTuple):
 
   leaf: int
   bounds: tuple[tuple[int, int], ...]
-  data: np.ndarray
+  data: np.ndarray | jax.Array
 
 
 class Slot:
@@ -49,41 +51,34 @@ class Slot:
     """Step of what is in it; -1 without one."""
     return self.version[0]
 
+  @property
+  def size(self) -> int:
+    """Bytes of memory that it takes."""
+    return 0 if self._descriptor is None else os.fstat(self._descriptor).st_size
+
   def write(self, version: tuple[int, int], pieces: Sequence[Piece]) -> None:
-    """Replaces the content; it is none until all is there.
+    """Replaces the content in place; it is none until all is there.
+
+    A restart waits meanwhile. Arrays of devices come to the host one by one, and are
+    deleted.
 
     Raises:
-      OSError: if memory is full.
+      OSError: if memory is full; the content stays.
     """
-    if self._descriptor is None:
-      # The next generation of this process inherits it.
-      self._descriptor = os.memfd_create(f'anp_jax {self._name}')
-      generation.keep(self._name, self._descriptor)
-    self.version = _NONE
-    blocks = [np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8) for piece in pieces]
-    offsets = np.cumsum([_HEADER.size, *map(len, blocks)]).tolist()
-    table = json.dumps(
-      {
-        'version': version,
-        'blocks': [
-          [p.leaf, p.bounds, p.data.dtype.name, offset, len(block), zlib.crc32(block.data)]
-          for p, block, offset in zip(pieces, blocks, offsets[:-1], strict=True)
-        ],
-      }
-    ).encode()
-    size = offsets[-1] + len(table)
-    if (missing := size - os.fstat(self._descriptor).st_size) > 0:
-      # An error here, not a signal later.
-      if missing > (left := host_memory.available()):
-        raise OSError(f'{missing / 1e6:,.0f} MB are needed, and {left / 1e6:,.0f} MB are left')
-      os.posix_fallocate(self._descriptor, 0, size)
-    with mmap.mmap(self._descriptor, size) as memory:
+    *starts, end = np.cumsum([_HEADER.size, *(piece.data.nbytes for piece in pieces)]).tolist()
+    longest = _table(version, pieces, starts, [_MAX_CHECKSUM] * len(pieces))
+    size = end + len(longest)
+    with generation.writing, mmap.mmap(self._reserved(size), size) as memory:
+      self.version = _NONE
       memory[: _HEADER.size] = bytes(_HEADER.size)
-      for block, offset in zip(blocks, offsets[:-1], strict=True):
-        # NumPy lets other threads run meanwhile.
-        np.frombuffer(memory, np.uint8, len(block), offset)[:] = block
-      memory[offsets[-1] : size] = table
-      memory[: _HEADER.size] = _HEADER.pack(offsets[-1], len(table))
+      checksums = []
+      for piece, start in zip(pieces, starts, strict=True):
+        checksums.append(_store(piece.data, memory, start))
+        if isinstance(piece.data, jax.Array):
+          piece.data.delete()  # with what it has fetched to the host
+      table = _table(version, pieces, starts, checksums)
+      memory[end : end + len(table)] = table
+      memory[: _HEADER.size] = _HEADER.pack(end, len(table))
     self._table, self.version = json.loads(table), version
 
   def read(self) -> list[Piece]:
@@ -108,6 +103,19 @@ class Slot:
       os.ftruncate(self._descriptor, 0)
     self.version = _NONE
 
+  def _reserved(self, size):
+    """The file, with as many bytes of memory at least."""
+    if self._descriptor is None:
+      # The next generation of this process inherits it.
+      self._descriptor = os.memfd_create(f'anp_jax {self._name}')
+      generation.keep(self._name, self._descriptor)
+    if (missing := size - self.size) > 0:
+      # An error here, not a signal later.
+      if missing > (left := host_memory.available()):
+        raise OSError(f'{missing / 1e6:,.0f} MB are needed, and {left / 1e6:,.0f} MB are left')
+      os.posix_fallocate(self._descriptor, 0, size)
+    return self._descriptor
+
   def _read_table(self):
     if self._descriptor is None:
       return {}
@@ -117,6 +125,22 @@ class Slot:
       return {}
     position, length = _HEADER.unpack(header)
     return json.loads(os.pread(self._descriptor, length, position)) if length else {}
+
+
+def _table(version, pieces, starts, checksums):
+  blocks = [
+    [piece.leaf, piece.bounds, piece.data.dtype.name, start, piece.data.nbytes, checksum]
+    for piece, start, checksum in zip(pieces, starts, checksums, strict=True)
+  ]
+  return json.dumps({'version': version, 'blocks': blocks}).encode()
+
+
+def _store(data, memory, start):
+  """Writes an array to a place in memory; returns its checksum."""
+  block = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+  # NumPy lets other threads run meanwhile.
+  np.frombuffer(memory, np.uint8, len(block), start)[:] = block
+  return zlib.crc32(block.data)
 
 
 def pairs(bounds: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:

@@ -13,12 +13,17 @@ import json
 import os
 import signal
 import sys
+import threading
 from typing import Any, NamedTuple, NoReturn
 
 from anp_jax.config import urls
 
 VARIABLE = 'ANP_GENERATION'
 HELD_BACK = signal.SIGTERM, signal.SIGUSR1  # during a restart
+# Held while a file that the next generation inherits is not whole: a restart waits for it,
+# but not for one that hangs, and no longer than the other processes wait for this one.
+writing = threading.RLock()
+_WRITTEN_WITHIN = 20.0  # seconds; a state of GB takes some
 
 
 class Interruption(NamedTuple):
@@ -99,11 +104,21 @@ def keep(name: str, descriptor: int) -> None:
 def restart(generation: Generation) -> NoReturn:
   """Replaces this program by itself in the next generation; any thread may call it.
 
-  Files that this program has inherited are handed on even if it has not come to use them.
+  It waits for a file that is being written. Files that this program has inherited are handed
+  on even if it has not come to use them.
 
   Raises:
     OSError: if that cannot be.
   """
+  is_whole = writing.acquire(timeout=_WRITTEN_WITHIN)
+  try:
+    _execute(generation)
+  finally:
+    if is_whole:
+      writing.release()
+
+
+def _execute(generation) -> NoReturn:
   descriptors = {**generation.descriptors, **_descriptors}
   for descriptor in map(int, os.listdir('/proc/self/fd')):
     if descriptor > 2:

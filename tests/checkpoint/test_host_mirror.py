@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +25,10 @@ class _Processes:
   def __init__(self, count=1, descriptors=(), values=(), hosts=('',)):
     self.count, self.hosts = count, hosts
     self.generation = generation.FIRST._replace(descriptors=dict(descriptors))
-    self._values = list(values)
+    self.values = list(values)
 
   def gather(self, value):
-    return [json.loads(json.dumps(value)), *self._values]
+    return [json.loads(json.dumps(value)), *self.values]
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +41,14 @@ def descriptors(monkeypatch):
     os.close(descriptor)
 
 
+def _mesh(devices):
+  devices = np.array(jax.devices()[:devices]).reshape(1, devices, 1)
+  return jax.sharding.Mesh(devices, ('group', 'data', 'model'))
+
+
 def _state(devices, divided=False):
   """A state and its shapes over some devices: two weights and a step."""
-  mesh = jax.sharding.Mesh(
-    np.array(jax.devices()[:devices]).reshape(1, devices, 1), ('group', 'data', 'model')
-  )
+  mesh = _mesh(devices)
   rng = np.random.default_rng(0)
   arrays = {
     'kernel': (rng.normal(size=(16, 3)).astype(np.float32), P('data') if divided else P()),
@@ -121,6 +125,123 @@ def test_memory_holds_one_state(descriptors):
   stored = sum(os.fstat(descriptor).st_size for descriptor in descriptors.values())
   # Besides it, a table of some hundred bytes.
   assert size < stored < size + 1000
+
+
+@pytest.mark.parametrize('divided, count, states', [(False, 64, 1), (True, 128, 2)])
+def test_memory_never_holds_more(descriptors, monkeypatch, divided, count, states):
+  """Each block of a device is gone once it is written, and with it its copy on the host."""
+  mesh = _mesh(2)
+  sharding = jax.sharding.NamedSharding(mesh, P('data') if divided else P())
+  state = jax.device_put([np.full(2**14, i, np.float32) for i in range(64)], sharding)
+  mirror = host_mirror.HostMirror(builders.abstract(state), _Processes(), every=1)
+  pieces, make_pieces, crc32 = [], mirror._pieces, memory_slot.zlib.crc32
+  stored, waiting = [], []
+
+  def keep_pieces(*copies):
+    pieces[:] = make_pieces(*copies)
+    return pieces
+
+  def look(data):
+    stored.append(sum(512 * os.fstat(d).st_blocks for d in descriptors.values()))
+    waiting.append(sum(not piece.data.is_deleted() for piece in pieces))
+    return crc32(data)
+
+  monkeypatch.setattr(mirror, '_pieces', keep_pieces)
+  monkeypatch.setattr(memory_slot.zlib, 'crc32', look)
+  for step in (7, 8, 9):
+    mirror.keep(step, state)
+    mirror.wait()
+  assert waiting == 3 * [*range(count, 0, -1)]
+  size = 64 * 2**14 * 4
+  assert states * size <= max(stored) <= 1.1 * states * size
+
+
+@pytest.mark.parametrize(
+  'divided, need',
+  [
+    # A whole state in the host's memory, and one that each of two devices of a CPU copies; of
+    # a state whose kernel is divided two, and half of the kernel of another for each device.
+    (False, 3 * (16 * 3 * 4 + 5 * 2 + 4)),
+    (True, 4 * (5 * 2 + 4) + 4 * 16 * 3 * 4),
+  ],
+)
+@pytest.mark.parametrize('room, is_kept', [(0, True), (-1, False)])
+def test_too_little_memory_of_a_host_is_known_at_the_first_step(
+  monkeypatch, capsys, divided, need, room, is_kept
+):
+  """Two processes are on this one's host, and one with less memory on another."""
+  state, abstract, _ = _state(2, divided)
+  other_processes = [[True, 'node1', 10**9, 10**12], [True, 'node2', 5, 5]]
+  monkeypatch.setattr(host_mirror.host_memory, 'available', lambda: 10**9 + need + room)
+  processes = _Processes(3, values=other_processes, hosts=('node1', 'node1', 'node2'))
+  host_mirror.HostMirror(abstract, processes, 1000).keep_if_due(1, lambda: state)
+  want = (
+    ''
+    if is_kept
+    else (
+      'the state is not copied to memory: 1,000 MB are needed on node1, and 1,000 MB are left; '
+      'a checkpoint replaces it\n'
+    )
+  )
+  assert capsys.readouterr().out == want
+
+
+def test_a_restart_waits_until_a_copy_is_whole(descriptors, monkeypatch):
+  """It is not made again after that, and the next program reads it."""
+  state, abstract, values = _state(2)
+  mirror = host_mirror.HostMirror(abstract, _Processes(), every=1)
+  is_writing, goes_on, crc32 = threading.Event(), threading.Event(), memory_slot.zlib.crc32
+  mirror.keep(7, state)
+  mirror.wait()
+
+  def crawl(data):
+    is_writing.set()
+    assert goes_on.wait(60)
+    return crc32(data)
+
+  monkeypatch.setattr(memory_slot.zlib, 'crc32', crawl)
+  steps = []
+
+  def execute(*_):
+    again = host_mirror.HostMirror(abstract, _Processes(descriptors=descriptors), every=1)
+    steps.extend(_steps(again))
+
+  monkeypatch.setattr(generation.os, 'execve', execute)
+  monkeypatch.setattr(generation.signal, 'pthread_sigmask', lambda *_: None)
+  mirror.keep(8, state)
+  mirror._write_pending()
+  assert is_writing.wait(60)
+  restart = threading.Thread(target=generation.restart, args=[generation.FIRST])
+  restart.start()
+  restart.join(0.3)
+  assert restart.is_alive() and not steps
+  goes_on.set()
+  restart.join(60)
+  assert steps == [8]
+  monkeypatch.setattr(generation, '_WRITTEN_WITHIN', 0.1)
+  goes_on.clear()
+  is_writing.clear()
+  mirror.keep(9, state)  # one that hangs holds no restart up, and is none
+  mirror._write_pending()
+  assert is_writing.wait(60)
+  generation.restart(generation.FIRST)
+  goes_on.set()
+  assert mirror.wait() == 9 and steps == [8]
+
+
+def test_a_copy_that_fails_holds_no_restart_up(monkeypatch, capsys):
+  state, abstract, _ = _state(2)
+  mirror = host_mirror.HostMirror(abstract, _Processes(), every=1)
+
+  def fail(*_):
+    raise jax.errors.JaxRuntimeError('INTERNAL: the device is lost')
+
+  monkeypatch.setattr(memory_slot, '_store', fail)
+  mirror.keep(7, state)
+  assert mirror.wait() == -1
+  assert 'the device is lost' in capsys.readouterr().out
+  assert generation.writing.acquire(timeout=60)
+  generation.writing.release()
 
 
 def test_without_memory_nothing_is_copied(monkeypatch, capsys):
@@ -211,9 +332,11 @@ def test_without_a_part_there_is_no_state():
 def test_a_copy_costs_a_hundredth_of_the_time(monkeypatch):
   """Its period is that of the slowest process, whatever it is here."""
   state, abstract, _ = _state(1)
-  mirror = host_mirror.HostMirror(abstract, _Processes(2, values=[999999.5]), every=0)
+  processes = _Processes(2, values=[[True, 'node2', 0, 1e9]])
+  mirror = host_mirror.HostMirror(abstract, processes, every=0)
   for step in range(1, 10):
     mirror.keep_if_due(step, lambda: state)
+    processes.values = [999999.5]
   assert mirror._every == 10**6
   assert _steps(mirror) == [5]
   mirror.keep_if_due(10**6 - 1, lambda: state)
