@@ -171,6 +171,7 @@ class Coordinator:
       'has_begun': self._members.have_begun,
       'rows': table,
       'verdict': lateness.verdict(table),
+      'losses': self._members.losses(),
     }
 
   def _refuse(self, info, writer, problem):
@@ -304,10 +305,12 @@ class Coordinator:
     timeout = max(watchdog.OTHER_FACTOR * settings.stall_timeout, settings.stop_timeout)
     timeout = timeout or settings.rendezvous_timeout
     if self._leaving_since and now - self._leaving_since > timeout:
+      here = self._gathered[LEAVE]
+      late = set(self._members.ranks) - here.keys()
       self._end(
         termination.TRY_AGAIN,
-        f'{self._members.missing(self._gathered[LEAVE])} not come to the end within '
-        f'{timeout:g} s of the others{self._members.whereabouts()}',
+        f'{self._members.missing(here)} not come to the end within '
+        f'{timeout:g} s of the others ({self._members.doing(late)})',
       )
 
   def _stalled(self, member):
@@ -315,12 +318,11 @@ class Coordinator:
     if self._members.can_go_without(member.index):
       self._fail(member, termination.TRY_AGAIN, f'stuck for {seconds}')
       return
-    why = f'nothing has moved for {seconds}: {self._members.late(member)} late'
-    text = f'{why}{self._members.whereabouts()}'
+    text = f'nothing has moved for {seconds}: {self._members.late(member)}'
     late = self._members.late_ranks(member)
     if self._members.are_elastic and len(late) < len(self._members.ranks):
       end = [termination.TRY_AGAIN, text, True]
-      self._regrouping.begin(dict.fromkeys(late, why), dict.fromkeys(late, end))
+      self._regrouping.begin(dict.fromkeys(late, text), dict.fromkeys(late, end))
     self._end(termination.TRY_AGAIN, text, stacks=True)
 
   def _lost(self, member, why):

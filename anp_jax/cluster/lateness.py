@@ -40,7 +40,7 @@ class Row(NamedTuple):
     silence: seconds since the process was heard.
     input: milliseconds of a step that it waits for input.
     rest: milliseconds of all else of a step.
-    paused: part of the time that it evaluates and saves, 0 to 1.
+    pauses: milliseconds of a step that it evaluates, saves, and waits for others' saves.
     cpu: cores that it uses.
     delay: cores that its threads want and do not get.
     round_trip: milliseconds to another host and back; 0: unknown.
@@ -54,7 +54,7 @@ class Row(NamedTuple):
   silence: float
   input: float = 0.0
   rest: float = 0.0
-  paused: float = 0.0
+  pauses: Sequence[float] = ()
   cpu: float = 0.0
   delay: float = 0.0
   round_trip: float = 0.0
@@ -88,9 +88,7 @@ def _row(member, trains, now):
   if seconds <= 0 or 'spent' not in first:
     return row
   spent = {k: v - first['spent'].get(k, 0.0) for k, v in last['spent'].items()}
-  paused = sum(spent.get(phase, 0.0) for phase in watchdog.PAUSES)
   row = row._replace(
-    paused=paused / seconds,
     cpu=(last['cpu'] - first['cpu']) / seconds,
     delay=(last['delay'] - first['delay']) / seconds,
     round_trip=1000 * last['round_trip'],
@@ -101,10 +99,29 @@ def _row(member, trains, now):
   # A run that is resumed comes from step 0 to its own without making a step.
   if first['phase'] not in (*watchdog.STEPPING, *watchdog.PAUSES):
     return row
-  waits, works = (1000 * spent.get(phase, 0.0) / steps for phase in watchdog.STEPPING)
+  phases = *watchdog.STEPPING, *watchdog.PAUSES
+  waits, works, *pauses = (1000 * spent.get(phase, 0.0) / steps for phase in phases)
   # What a GPU does is not seen here.
   compared = _KINDS if member.info['platform'] == 'cpu' else _KINDS[:-1]
-  return row._replace(input=waits, rest=works, compared=compared)
+  return row._replace(input=waits, rest=works, pauses=pauses, compared=compared)
+
+
+def excess(table: Sequence[Row]) -> dict[str, float]:
+  """Milliseconds of a step by which input or computing exceeds the others' median, by name.
+
+  Args:
+    table: rows of all processes; those that do not compare with others have none.
+  """
+  stepping = [row for row in table if row.compared]
+  if len(stepping) < 2:
+    return {}
+  kinds = [{row.name: row.input for row in stepping}]
+  if all('computing' in row.compared for row in stepping):
+    kinds.append(_needs(stepping))
+  return {
+    row.name: max(0.0, *(times[row.name] - _of_others(times, row.name) for times in kinds))
+    for row in stepping
+  }
 
 
 def verdict(table: Sequence[Row]) -> str:
@@ -132,9 +149,10 @@ def verdict(table: Sequence[Row]) -> str:
   if late := _late({row.name: row.input for row in stepping}, step, 'input'):
     return late
   # A save takes some of a step's cores.
-  if not all('computing' in row.compared and row.paused < _PART for row in stepping):
+  paused = max(sum(row.pauses) / (row.input + row.rest + sum(row.pauses)) for row in stepping)
+  if paused >= _PART or not all('computing' in row.compared for row in stepping):
     return NOBODY
-  needs = {row.name: (row.cpu + row.delay) * step for row in stepping}
+  needs = _needs(stepping)
   waits = 1 - max(row.input + needs[row.name] for row in stepping) / step
   # One that is late in computing waits for nobody.
   if waits <= _MOST:
@@ -180,10 +198,21 @@ def _names(some):
   return f'{names} {"has" if len(some) == 1 else "have"} been'
 
 
+def _needs(stepping):
+  """Milliseconds of a step that the threads of each process need, by name."""
+  step = max(row.input + row.rest for row in stepping)
+  return {row.name: (row.cpu + row.delay) * step for row in stepping}
+
+
+def _of_others(times, name):
+  """The median of all times but one."""
+  return statistics.median(ms for other, ms in times.items() if other != name)
+
+
 def _late(times: Mapping[str, float], step, what, per='a step'):
   """Names the process whose milliseconds exceed the others', of a step of so many."""
   name = max(times, key=lambda key: times[key])
-  median = statistics.median(ms for other, ms in times.items() if other != name)
+  median = _of_others(times, name)
   if times[name] < _RATIO * median or times[name] - median < _PART * step:
     return ''
   return f'{name} is late in {what}: {times[name]:.0f} ms {per}, the others {median:.0f} ms'

@@ -2,7 +2,7 @@
 
 import asyncio
 import collections
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 import dataclasses
 import time
 from typing import Any
@@ -325,19 +325,23 @@ class Members(dict[int, Member]):
     return [i for i, where in progress.items() if where == least]
 
   def late(self, stalled: Member) -> str:
-    """Names the processes that are behind: 'rank 1 on node2 is'; all if none is."""
-    names = [self[i].name for i in self.late_ranks(stalled)]
-    if len(names) == len(self.keys() & set(self.ranks)):
-      return 'all ranks are equally'
-    return f'{listed(names)} {"is" if len(names) == 1 else "are"}'
+    """Names the processes that are behind, and what they do; all if none is."""
+    ranks = self.late_ranks(stalled)
+    names = f'{listed([self[i].name for i in ranks])} {"is" if len(ranks) == 1 else "are"}'
+    if len(ranks) == len(self.keys() & set(self.ranks)):
+      names = 'all ranks are equally'
+    return f'{names} late ({self.doing(ranks)})'
 
-  def whereabouts(self) -> str:
-    """What each process does, and at which step, in parentheses."""
-    states = [
-      f'{i}: {member.state.get("phase", "starting")} {member.state.get("step") or ""}'.strip()
-      for i, member in sorted(self.items())
-    ]
-    return f' (rank: what it does, step; {"; ".join(states)})'
+  def doing(self, ranks: Iterable[int]) -> str:
+    """What processes do, and at which steps: 'saving 60, starting'."""
+    states = [self[rank].state for rank in ranks if rank in self]
+    texts = {f'{s.get("phase", "starting")} {s.get("step") or ""}'.strip() for s in states}
+    return listed(sorted(texts))
+
+  def losses(self) -> list[str]:
+    """Why, and after which step, processes were lost before the last restart."""
+    step = self._generation.interruption.step
+    return [f'{why}, at step {step}' for _, why in sorted(self._generation.lost.items())]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ from anp_jax.system import files
 
 _PERIOD = 1.0  # seconds between two looks
 _WITHIN = 10.0  # seconds, an answer; the processes may be restarting
-_COLUMNS = 'process', 'step', 'does', 'input ms', 'rest ms', 'paused', 'cores', 'wanted'
+_COLUMNS = 'process', 'step', 'does', 'cores', 'want', 'input', 'rest', 'save', 'eval', 'late ms'
 
 
 @exits.with_status()
@@ -82,16 +82,18 @@ def _view(answer):
     ConfigError: if the answer has none.
   """
   try:
-    rows = [[*map(_text, _cells(lateness.Row(*values)))] for values in answer['rows']]
-    verdict = _text(f' {answer["verdict"]}')
+    rows = [lateness.Row(*values) for values in answer['rows']]
+    late = lateness.excess(rows)
+    lines = [[*map(_text, _cells(row, late.get(row.name)))] for row in rows]
+    below = [_text(f' {text}') for text in (*answer['losses'], answer['verdict'])]
   except (KeyError, OverflowError, TypeError, ValueError) as e:
     raise errors.ConfigError('the coordinator answered no rows of processes') from e
   table = rich.table.Table(*_COLUMNS, box=None)
   for column in table.columns[1:2] + table.columns[3:]:
     column.justify = 'right'
-  for cells in rows:
+  for cells in lines:
     table.add_row(*cells)
-  return rich.console.Group(table, verdict)
+  return rich.console.Group(table, *below)
 
 
 def _text(text):
@@ -99,16 +101,20 @@ def _text(text):
   return rich.text.Text(errors.printable(text))
 
 
-def _cells(row):
+def _cells(row, late):
   does = row.phase if row.seconds < 1 else f'{row.phase}, {row.seconds:.0f} s'
   if row.silence > lateness.SILENT:
     does = f'silent, {row.silence:.0f} s'
+  times = []
+  if row.rest:
+    evaluating, saving, _ = row.pauses
+    times = [f'{ms:.1f}' for ms in (row.input, row.rest, saving, evaluating)]
   return (
     row.name,
     str(row.step or ''),
     does,
-    *((f'{row.input:.1f}', f'{row.rest:.1f}') if row.rest else ('', '')),
-    f'{row.paused:.0%}',
     f'{row.cpu:.2f}',
     f'{row.cpu + row.delay:.2f}',
+    *(times or 4 * ['']),
+    '' if late is None else f'{late:.1f}',
   )

@@ -167,8 +167,7 @@ def test_a_stall_names_who_is_late():
   assert len(set(ends)) == 1
   code, text, stacks = ends[0]
   assert code == 75 and stacks
-  assert text.startswith('nothing has moved for 130 s: rank 1 on node1 is late (rank: ')
-  assert '0: step 9; 1: input 9' in text
+  assert text == 'nothing has moved for 130 s: rank 1 on node1 is late (input 9)'
 
 
 @pytest.mark.parametrize('rank, code', [(1, 2), (0, 1)])
@@ -228,4 +227,4 @@ def test_one_that_does_not_come_to_the_end_is_named(rendezvous, leave):
   run.clock.run(10)
   text = 'rank 1 on node1 has not come to the end within 9 s of the others'
   run.assert_ends([0, 1, 2], 75, text)
-  assert all('1: saving 8' in line for _, line, _ in run.ended.values())
+  assert all(line.endswith('(saving 8)') for _, line, _ in run.ended.values())

@@ -12,7 +12,7 @@ from tests import coordinating
 def _row(rank, **values):
   kinds = ('input', 'computing')
   name = f'rank {rank} on node{rank}'
-  row = lateness.Row(name, 'step', 100, 0.01, 0.5, 1.0, 99.0, 0.0, 0.5, 0.0, compared=kinds)
+  row = lateness.Row(name, 'step', 100, 0.01, 0.5, 1.0, 99.0, cpu=0.5, compared=kinds)
   return row._replace(**values)
 
 
@@ -69,7 +69,7 @@ def _rows(*changed, count=4):
       'no process is late; all wait for the network for 59% of a step',
     ),
     ([_row(1, cpu=0.2, delay=0.5, compared=['input'])], 'no process is late'),
-    ([_row(1, cpu=0.2, delay=0.5, paused=0.2)], 'no process is late'),
+    ([_row(1, cpu=0.2, delay=0.5, pauses=(0, 25, 0))], 'no process is late'),
     # Each makes steps of its own: only one that is stuck is named.
     ([_row(rank, input=30 * rank, compared=()) for rank in range(4)], 'no process is late'),
     (
@@ -100,6 +100,17 @@ def test_verdicts(changed, text):
   assert lateness.verdict(_rows(*changed)) == text
 
 
+def test_what_exceeds_the_median_of_the_others():
+  """Steps take 100 ms, with input of 1, 1, 13 and 4 ms, of cores 50, 50, 50 and 70 ms."""
+  table = _rows(_row(2, input=13, rest=87), _row(3, input=4, cpu=0.6, delay=0.1, rest=96))
+  names = [row.name for row in table]
+  assert lateness.excess(table) == pytest.approx(dict(zip(names, (0, 0, 12, 20), strict=True)))
+  on_gpus = [row._replace(compared=['input']) for row in table]
+  assert lateness.excess(on_gpus) == dict(zip(names, (0, 0, 12, 3), strict=True))
+  alone = [row._replace(compared=()) for row in table[1:]]
+  assert lateness.excess([table[0], *alone]) == {}
+
+
 def test_a_verdict_is_logged_once_it_has_lasted_and_when_it_changes():
   lines = []
   judge = lateness.Judge(lines.append)
@@ -122,15 +133,18 @@ def test_rows_are_differences_of_the_last_heartbeats():
   member = run[1]
   member.receive(_state(40, 5.0, 1.0, input=1.0, step=8.0, saving=1.0))
   member.last_heard = 14.0
-  member.receive(_state(60, 9.0, 1.5, input=1.2, step=10.8, saving=2.0))
+  member.receive(_state(60, 9.0, 1.5, input=1.2, step=10.8, saving=1.6, evaluating=0.4))
   first, second = lateness.rows(run, now=15.0)
   assert first == lateness.Row('rank 0 on node0', 'starting', 0, 0.0, 5.0)
   assert second[:2] == ('rank 1 on node1', 'step')
-  want = 60, 0.2, 1.0, 10.0, 140.0, 0.25, 1.0, 0.125, 3.0
-  assert second[2:11] == pytest.approx(want)  # 20 steps in 4 s
+  want = 60, 0.2, 1.0, 10.0, 140.0
+  assert second[2:7] == pytest.approx(want)  # 20 steps in 4 s
+  assert second.pauses == pytest.approx([20.0, 30.0, 0.0])
+  assert second[8:11] == pytest.approx((1.0, 0.125, 3.0))
   assert second.compared == ('input', 'computing')
   member.info['steps_together'] = False  # the steps of two workers have nothing in common
-  assert lateness.rows(run, now=15.0)[1] == second._replace(input=0.0, rest=0.0, compared=())
+  none = {'input': 0.0, 'rest': 0.0, 'pauses': (), 'compared': ()}
+  assert lateness.rows(run, now=15.0)[1] == second._replace(**none)
   run.ranks = [0]
   assert lateness.rows(run, now=15.0)[1].phase == 'spare'
 

@@ -16,17 +16,21 @@ def _members(*indices, count=3, **values):
 @pytest.mark.parametrize(
   'phases, late',
   [
-    ('step 9, input 9, step 9', 'rank 1 on node1 is'),
-    ('step 9, step 8, step 9', 'rank 1 on node1 is'),
-    ('input 9, saving 8, saving 8', 'rank 1 on node1, rank 2 on node2 are'),
-    ('saving 8, evaluating 8, saving 8', 'rank 1 on node1 is'),
-    ('leaving 9, saving 9, leaving 9', 'rank 1 on node1 is'),
-    ('step 1, compiling 0, step 1', 'rank 1 on node1 is'),
-    ('joining 0, loading 0, opening 0', 'rank 1 on node1 is'),
-    ('starting 0, comparing 0, starting 0', 'rank 1 on node1 is'),
-    ('loading 0, , loading 0', 'rank 1 on node1 is'),
-    ('step 9, step 9, step 9', 'all ranks are equally'),
-    ('step 9, , step 9', 'rank 1 on node1 is'),
+    ('step 9, input 9, step 9', 'rank 1 on node1 is late (input 9)'),
+    ('step 9, step 8, step 9', 'rank 1 on node1 is late (step 8)'),
+    ('input 9, saving 8, saving 8', 'rank 1 on node1, rank 2 on node2 are late (saving 8)'),
+    ('saving 8, evaluating 8, saving 8', 'rank 1 on node1 is late (evaluating 8)'),
+    ('leaving 9, saving 9, leaving 9', 'rank 1 on node1 is late (saving 9)'),
+    ('step 1, compiling 0, step 1', 'rank 1 on node1 is late (compiling)'),
+    ('joining 0, loading 0, opening 0', 'rank 1 on node1 is late (loading)'),
+    ('starting 0, comparing 0, starting 0', 'rank 1 on node1 is late (comparing)'),
+    ('loading 0, , loading 0', 'rank 1 on node1 is late (starting)'),
+    ('step 9, step 9, step 9', 'all ranks are equally late (step 9)'),
+    (
+      'compiling 0, step 0, planning 0',
+      'rank 0 on node0, rank 2 on node2 are late (compiling, planning)',
+    ),
+    ('step 9, , step 9', 'rank 1 on node1 is late (starting)'),
   ],
 )
 def test_who_is_late(phases, late):
@@ -36,9 +40,6 @@ def test_who_is_late(phases, late):
       phase, step = text.split()
       run[index].state = {'phase': phase, 'step': int(step)}
   assert run.late(run[0]) == late
-  whereabouts = [text.removesuffix(' 0') or 'starting' for text in phases.split(', ')]
-  want = '; '.join(f'{i}: {text}' for i, text in enumerate(whereabouts))
-  assert run.whereabouts() == f' (rank: what it does, step; {want})'
 
 
 def test_who_makes_steps_of_its_own_is_late_when_it_has_stalled():
@@ -46,10 +47,10 @@ def test_who_makes_steps_of_its_own_is_late_when_it_has_stalled():
   run = _members(0, 1, 2, steps_together=False)
   for index, step in enumerate((49, 52, 149)):
     run[index].state = {'phase': 'step', 'step': step}
-  assert run.late(run[1]) == 'rank 1 on node1 is' and run.late_ranks(run[1]) == [1]
+  assert run.late(run[1]) == 'rank 1 on node1 is late (step 52)' and run.late_ranks(run[1]) == [1]
   for index, phase in enumerate(('comparing', 'comparing', 'loading')):
     run[index].state = {'phase': phase, 'step': 0}
-  assert run.late(run[1]) == 'rank 2 on node2 is'
+  assert run.late(run[1]) == 'rank 2 on node2 is late (loading)'
 
 
 def test_who_is_missing():

@@ -122,7 +122,8 @@ def test_a_loss_after_a_step_is_another_one(compiling):
 
 def test_one_that_is_lost_with_another_is_named_too():
   """Nobody was told, as all were restarting; it is not where it comes to the next restart."""
-  before = generation.Interruption(names={rank: f'rank {rank} on a' for rank in range(4)})
+  names = {rank: f'rank {rank} on a' for rank in range(4)}
+  before = generation.Interruption(step=12, names=names)
   new = _generation(0, 1, 2)._replace(lost={3: 'rank 3 is late'}, interruption=before)
   run = _members(0, (0, 2), new)
   run.begin(99, least=1)
@@ -131,6 +132,7 @@ def test_one_that_is_lost_with_another_is_named_too():
   again = _members(0, (0, 1, 2), new._replace(lost=lost))
   again.begin(99, least=1)
   assert again.start_of(again[2])['lost'] == {3: 'rank 3 is late'}
+  assert again.losses() == ['rank 3 is late, at step 12']
 
 
 def test_a_silent_process_may_still_live():

@@ -84,8 +84,9 @@ def test_the_others_go_on_and_one_that_comes_back_takes_part(three, undisturbed,
   launching.wait_until(lambda: _has_gone_on(workdir, 1))
   capsys.readouterr()
   assert top.main(['anp-top', str(workdir), '--once']) == 0
-  _, *rows, verdict = capsys.readouterr().out.splitlines()
+  _, *rows, loss, verdict = capsys.readouterr().out.splitlines()
   assert sorted(int(row.split()[1]) for row in rows) == [r for r in range(3) if r != lost]
+  assert re.fullmatch(rf' rank {lost} on \S+ has gone: .*, at step \d+', loss)
   assert 'rank' in verdict or 'no process is late' in verdict
   ranks.restart(lost, joins=True)
   launching.wait_until(lambda: _has_gone_on(workdir, 2))
