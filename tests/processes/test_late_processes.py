@@ -1,4 +1,4 @@
-"""Each of four processes is held up by each cause, and the verdict names it."""
+"""Each process of a run is held up by each cause, and the verdict names it."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from anp_jax.cluster import joining, lateness, secret
 from scripts.bench import _quota
 from tests import builders, launching
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.soak, pytest.mark.timeout(0)]
+pytestmark = pytest.mark.multiprocess
 
 _COUNT, _WITHIN = 4, 10.0  # processes, seconds
 _CORE = 10  # per cent of a core, for a slow one
@@ -41,16 +41,16 @@ _SLOW = 'tbf rate 100kbit burst 2kb latency 500ms'
 
 
 class _Run:
-  """Four processes that train, and what their coordinator says."""
+  """Processes that train, on a host or each on one of its own, and what their coordinator says."""
 
-  def __init__(self, folder, stack, host):
+  def __init__(self, folder, stack, count, host='127.0.0.1', **environment):
     self._workdir, self._trouble = folder / 'run', folder / 'trouble'
     self._trouble.write_text('')
     keys = {**_KEYS, 'data.path': str(builders.photographs(folder / 'tree', 160))}
-    environment = {'ANP_PAUSE': '0.2', 'ANP_TROUBLE': str(self._trouble), 'ANP_HOSTS': _PREFIX}
+    environment |= {'ANP_PAUSE': '0.2', 'ANP_TROUBLE': str(self._trouble)}
     place = f'--coordinator={host}:{launching.free_port()}'
     arguments = launching.arguments(self._workdir, place, **keys)
-    self.ranks = launching.Ranks(folder, _COUNT, arguments, environment=environment)
+    self.ranks = launching.Ranks(folder, count, arguments, environment=environment)
     stack.callback(self.ranks.end)
     self.wait_until(lambda: '"train"' in self._metrics(), 150)
     key = secret.for_run(str(self._workdir))
@@ -143,7 +143,7 @@ def run(tmp_path_factory):
       host = stack.enter_context(_hosts())
     except (OSError, subprocess.CalledProcessError) as e:
       pytest.skip(f'no network name spaces: {e}')
-    yield _Run(tmp_path_factory.mktemp('late'), stack, host)
+    yield _Run(tmp_path_factory.mktemp('late'), stack, _COUNT, host, ANP_HOSTS=_PREFIX)
 
 
 # The coordinator of rank 0 cannot tell that it is stopped itself.
@@ -152,6 +152,20 @@ _CASES = [
 ]
 
 
+def _is_right(text, rank, cause):
+  return text.startswith(f'rank {rank} on ') and _VERDICTS[cause] in text
+
+
+def test_a_dead_loader_is_named(tmp_path):
+  with contextlib.ExitStack() as stack:
+    run = _Run(tmp_path, stack, 2)
+    with run.suffers(1, 'loader'):
+      assert run.wait_until(lambda: _is_right(run.verdict(), 1, 'loader'), 60), run.verdict()
+    assert run.wait_until(lambda: not _is_right(run.verdict(), 1, 'loader'), 60), run.verdict()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize('cause, rank', _CASES)
 def test_the_verdict_names_rank_and_cause(run, cause, rank):
   """Within seconds, and no other process for long enough that it is logged."""
@@ -160,7 +174,7 @@ def test_the_verdict_names_rank_and_cause(run, cause, rank):
   judge = lateness.Judge(logged.append)
 
   def is_right(text):
-    return text.startswith(f'rank {rank} on ') and _VERDICTS[cause] in text
+    return _is_right(text, rank, cause)
 
   def look():
     text = run.verdict()
