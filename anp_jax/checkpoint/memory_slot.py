@@ -17,7 +17,6 @@ from anp_jax.system import host_memory
 _HEADER = struct.Struct('<QQ')  # position and length of the table, which is written last
 _NONE = -1, -1  # version of an empty slot
 _MAX_CHECKSUM = 2**32 - 1
-_MAX_READ = 2**30  # bytes; the system reads less than 2 GiB at once
 
 
 class Piece(NamedTuple):
@@ -82,19 +81,16 @@ class Slot:
     self._table, self.version = json.loads(table), version
 
   def read(self) -> list[Piece]:
-    """Returns the blocks; none if one of them has changed."""
+    """Returns the blocks, as views until it is written or cleared; none if one has changed."""
     assert self._descriptor is not None
     pieces = []
+    memory = mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ)
     for leaf, bounds, dtype, offset, length, checksum in self._table['blocks']:
-      block = b''.join(
-        os.pread(self._descriptor, min(_MAX_READ, length - start), offset + start)
-        for start in range(0, length, _MAX_READ)
-      )
-      if zlib.crc32(block) != checksum:
+      block = np.frombuffer(memory, np.uint8, length, offset)
+      if zlib.crc32(block.data) != checksum:
         return []
       shape = [stop - start for start, stop in bounds]
-      data = np.frombuffer(block, np.dtype(dtype)).reshape(shape)
-      pieces.append(Piece(leaf, pairs(bounds), data))
+      pieces.append(Piece(leaf, pairs(bounds), block.view(np.dtype(dtype)).reshape(shape)))
     return pieces
 
   def clear(self) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -133,7 +134,8 @@ def test_memory_never_holds_more(descriptors, monkeypatch, divided, count, state
   mesh = _mesh(2)
   sharding = jax.sharding.NamedSharding(mesh, P('data') if divided else P())
   state = jax.device_put([np.full(2**14, i, np.float32) for i in range(64)], sharding)
-  mirror = host_mirror.HostMirror(builders.abstract(state), _Processes(), every=1)
+  abstract = builders.abstract(state)
+  mirror = host_mirror.HostMirror(abstract, _Processes(), every=1)
   pieces, make_pieces, crc32 = [], mirror._pieces, memory_slot.zlib.crc32
   stored, waiting = [], []
 
@@ -154,6 +156,12 @@ def test_memory_never_holds_more(descriptors, monkeypatch, divided, count, state
   assert waiting == 3 * [*range(count, 0, -1)]
   size = 64 * 2**14 * 4
   assert states * size <= max(stored) <= 1.1 * states * size
+  again = host_mirror.HostMirror(abstract, _Processes(descriptors=descriptors), every=1)
+  tracemalloc.start()
+  assert again.restore(lambda step: True)[1] == 9
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert size <= peak <= 1.1 * size  # without what is stored
 
 
 @pytest.mark.parametrize(
