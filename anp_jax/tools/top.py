@@ -14,6 +14,7 @@ if __name__ == '__main__':
 
 import contextlib
 import json
+import sys
 import time
 
 import rich.console
@@ -27,6 +28,7 @@ from anp_jax.system import files
 
 _PERIOD = 1.0  # seconds between two looks
 _WITHIN = 10.0  # seconds, an answer; the processes may be restarting
+_WIDTH = 500  # characters
 _COLUMNS = 'process', 'step', 'does', 'cores', 'want', 'input', 'rest', 'save', 'eval', 'late ms'
 
 
@@ -46,7 +48,8 @@ def main(argv: list[str]) -> int:
     next(answers)
     print('each process has printed the stacks of its threads to its log')
     return 0
-  console = rich.console.Console()
+  # A file has lines of any length.
+  console = rich.console.Console(width=None if sys.stdout.isatty() else _WIDTH)
   if flags.once or not console.is_terminal:
     console.print(_view(next(answers)))
     return 0
@@ -88,7 +91,7 @@ def _view(answer):
     below = [_text(f' {text}') for text in (*answer['losses'], answer['verdict'])]
   except (KeyError, OverflowError, TypeError, ValueError) as e:
     raise errors.ConfigError('the coordinator answered no rows of processes') from e
-  table = rich.table.Table(*_COLUMNS, box=None)
+  table = rich.table.Table(*_COLUMNS, box=None, collapse_padding=True)
   for column in table.columns[1:2] + table.columns[3:]:
     column.justify = 'right'
   for cells in lines:

@@ -25,9 +25,9 @@ _ROW = [
 ]
 
 
-def _shown(rows, verdict, *losses):
+def _shown(rows, verdict, *losses, width=200):
   stream = io.StringIO()
-  console = rich.console.Console(file=stream, force_terminal=True, width=200)
+  console = rich.console.Console(file=stream, force_terminal=True, width=width)
   console.print(top._view({'rows': rows, 'verdict': verdict, 'losses': losses}))
   return stream.getvalue()
 
@@ -37,6 +37,11 @@ def test_nobody_obeys_a_name():
   assert r'[red]a[/x]\x1b[31m' in text and r'[/x]\x1b]0;owned\x07' in text
   assert '\x1b]' not in text and '\x1b[31m' not in text
   assert text.splitlines()[2].split() == 'rank 0 on node0 7 step 0.00 0.00'.split()
+
+
+def test_a_terminal_of_80_characters_has_a_line_for_each_process():
+  rows = [[f'rank {i} on node1', 'starting', 1234, 99.4, *_ROW[4:]] for i in (2, 3)]
+  assert len(_shown(rows, 'nobody', width=80).splitlines()) == 4
 
 
 def test_each_cell_has_its_column_and_losses_come_before_the_verdict():
