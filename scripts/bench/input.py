@@ -244,7 +244,7 @@ def _assembly(seconds):
       reader = batch_reader.BatchReader(blank, sampler, corruption.Registry(blank), pool)
       batches = itertools.islice(reader.batches(function, lambda *_: None), 4, None)
       if is_fed:
-        with contextlib.closing(_fed(batches, plan)) as stream:
+        with contextlib.closing(_fed(batches, sampler)) as stream:
           rate = _rate(stream, seconds)
       else:
         rate = _rate(batches, seconds)
