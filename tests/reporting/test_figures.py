@@ -229,7 +229,7 @@ def _points(strategies, nodes, devices, rate, **more):
 )
 def test_figures_of_a_study(sizes, rate, staleness):
   points = _points(*sizes, rate, staleness=staleness)
-  for figure in (plots.speed(points), plots.accuracy(points, 0.5), plots.staleness(points)):
+  for figure in (plots.speed(points), plots.accuracy(points, [0.5]), plots.staleness(points)):
     assert _faults(plots.save, figure, 'a.png') == []
 
 

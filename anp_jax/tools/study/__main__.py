@@ -111,7 +111,8 @@ def _flags(arguments):
   add('--tune', action='append', default=[], help=best)
   budget = "training of each tuning, such as '60 epochs' (default: for each rung that of one run)"
   parser.add_argument('--tune_budget', metavar='DURATION', help=budget)
-  parser.add_argument('--target_accuracy', type=float, help='from 0 to 1: show the time to it')
+  targets = 'above 0, at most 1: show the time and the images to each'
+  parser.add_argument('--target_accuracy', default='', metavar='A,...', help=targets)
   sleeps = 'nodes, in any number, whose computing is a sleep; keys of config.emulate, such as'
   times = 'step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit'
   add('--emulate', nargs='?', const='', help=f'{sleeps} --emulate={times}')
@@ -218,15 +219,24 @@ def _check_flags(flags, overrides):
       raise config_lib.ConfigError(
         f'--config.{key}={overrides[key]}: the study sets it; use {flag}'
       )
-  target = flags.target_accuracy
-  if target is not None and not 0 < target <= 1:
-    raise config_lib.ConfigError(
-      f'--target_accuracy={target}: expected a number above 0, at most 1'
-    )
+  _targets(flags.target_accuracy)
   try:
     shlex.split(flags.slurm or '')
   except ValueError as e:
     raise config_lib.ConfigError(f'--slurm={flags.slurm!r}: expected options of sbatch: {e}') from e
+
+
+def _targets(text) -> tuple[float, ...]:
+  """The accuracies of --target_accuracy; ConfigError for what is none."""
+  try:
+    targets = tuple(map(float, text.split(','))) if text else ()
+  except ValueError:
+    targets = (0.0,)
+  if not all(0 < target <= 1 for target in targets):
+    raise config_lib.ConfigError(
+      f'--target_accuracy={text}: expected numbers above 0, at most 1, such as 0.9,0.98'
+    )
+  return targets
 
 
 def _check_keys(study, cells, varied):
@@ -319,7 +329,7 @@ def _write_page(study, cells, outcome, flags, arguments) -> str:
       tuning,
       contests,
     ),
-    flags.target_accuracy,
+    _targets(flags.target_accuracy),
   )
 
 

@@ -1,6 +1,8 @@
 """The figures of a study."""
 
 import collections
+from collections.abc import Sequence
+import functools
 from typing import Any
 
 import matplotlib
@@ -49,8 +51,10 @@ def speed(points: list[study_results.Point]) -> matplotlib.figure.Figure:
 
 
 @matplotlib.rc_context(_STYLE)
-def accuracy(points: list[study_results.Point], target: float | None) -> matplotlib.figure.Figure:
-  """Draws accuracy against samples and time, and the time to a target accuracy.
+def accuracy(
+  points: list[study_results.Point], targets: Sequence[float]
+) -> matplotlib.figure.Figure:
+  """Draws accuracy against samples and time, and the time to each target accuracy.
 
   With simulated workers, time is theirs, and a panel shows the accuracy by their
   number. Curves are those of each series' largest cell, and of the smallest cell
@@ -61,7 +65,7 @@ def accuracy(points: list[study_results.Point], target: float | None) -> matplot
   done = [p for p in points if p.runs]
   largest = {p.series: p for p in sorted(done, key=lambda p: p.workers)}
   first = min(done, key=lambda p: p.workers)
-  panels = _size_panels(points, target, simulated)
+  panels = _size_panels(points, targets, simulated)
   figure, axes = _figure(2 + len(panels))
   axes[0].set(title='Accuracy against samples', xlabel='images trained on')
   axes[1].set(title='Accuracy against time', xlabel=time)
@@ -90,19 +94,18 @@ def _curve(axis, point, x, **look):
   )
 
 
-def _size_panels(points, target, simulated):
+def _size_panels(points, targets, simulated):
   """(title, value of a point) of the panels against the number of workers."""
   panels = []
   if simulated and len({p.workers for p in points}) > 1:
     panels.append((_AT_THE_END, lambda p: p.accuracy))
-  if target is not None:
-    panels.append((f'Seconds to {100 * target:g} %', lambda p: _seconds_to(p, target)))
+  panels += [(f'Seconds to {100 * t:g} %', functools.partial(_seconds_to, t)) for t in targets]
   return panels
 
 
-def _seconds_to(point, target):
+def _seconds_to(target, point):
   """The time to an accuracy, where all seeds reach it: those that do are the quick ones."""
-  summary = point.seconds_to(target)
+  summary = point.summarize(lambda run: run.spent_to(target, 'seconds'))
   return summary if summary and summary.count == len(point.runs) else None
 
 

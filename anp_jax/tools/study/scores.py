@@ -1,5 +1,6 @@
 """What the strategies of a study have learnt, as a table."""
 
+from collections.abc import Sequence
 import math
 
 from anp_jax.reporting import summaries
@@ -10,12 +11,12 @@ _SAMPLES = 0.01  # relative: epochs are cut into whole steps
 _LABELS = {'anp_top5': 'top-5', 'adjective_top1': 'adjective', 'noun_top1': 'noun'}
 
 
-def rows(points: list[study_results.Point], target: float | None) -> list[tuple[str, ...]]:
+def rows(points: list[study_results.Point], targets: Sequence[float]) -> list[tuple[str, ...]]:
   """Returns a head, then a row per point; columns that no point fills are left out.
 
   Args:
     points: points of the study.
-    target: accuracy from 0 to 1 to which the simulated time is shown; None: none is.
+    targets: accuracies from 0 to 1 to which the simulated time and the images are shown.
   """
 
   def score(name) -> study_table.Column:
@@ -30,9 +31,7 @@ def rows(points: list[study_results.Point], target: float | None) -> list[tuple[
     ('at most', _stalest),
   ]
   if any(p.simulated for p in points):
-    if target is not None:
-      title = f'simulated time to {100 * target:g} %'
-      columns.append((title, lambda p: study_table.reached(p, target)))
+    columns += study_table.reaching(targets, 'simulated time')
     columns.append(('simulated time', lambda p: study_table.duration(p.summarize(lambda r: r.end))))
   return study_table.rows(points, [*columns, ('seeds', study_table.seeds)])
 

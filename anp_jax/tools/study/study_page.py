@@ -1,5 +1,6 @@
 """The page of a study: its tables and figures, in its folder."""
 
+from collections.abc import Sequence
 import dataclasses
 import os
 
@@ -23,7 +24,7 @@ class Outcome:
     cores: cores of the one machine where all ran; None: hosts of their own.
     emulation: what was emulated, in a line; '': nothing.
     simulation: times of simulated workers, in a line; '': none were.
-    tuning: what was tuned; None: nothing.
+    plan: what was tuned; None: nothing.
     contests: results of the tuned values.
   """
 
@@ -33,7 +34,7 @@ class Outcome:
   cores: int | None
   emulation: str = ''
   simulation: str = ''
-  tuning: tune.Tuning | None = None
+  plan: tune.Plan | None = None
   contests: list[tune.Tuned] = dataclasses.field(default_factory=list)
 
   @property
@@ -46,7 +47,7 @@ class Outcome:
     }
 
 
-def write(folder: str, title: str, command: str, outcome: Outcome, target: float | None) -> str:
+def write(folder: str, title: str, command: str, outcome: Outcome, targets: Sequence[float]) -> str:
   """Writes study.md, cells.csv, curves.csv and the figures.
 
   Args:
@@ -54,7 +55,7 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
     title: title of the page.
     command: command that made the page.
     outcome: what became of the cells.
-    target: accuracy from 0 to 1 to which the time is shown; None: none is.
+    targets: accuracies from 0 to 1 to which time and images are shown.
 
   Returns:
     The table and its notes, as text for the terminal.
@@ -66,9 +67,9 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
   notes = study_table.notes(points, outcome.cores, outcome.emulation, left_out, outcome.simulation)
   if outcome.tuning:
     notes += tune.notes(outcome.tuning, outcome.contests)
-  tables = _tables(points, outcome, target)
+  tables = _tables(points, outcome, targets)
   figures = []
-  for name, figure in _figures(points, outcome, target).items():
+  for name, figure in _figures(points, outcome, targets).items():
     path = os.path.join(folder, f'{name}.png')
     if figure:
       plots.save(figure, path)
@@ -87,26 +88,26 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
     ],
   )
   study_table.write_cells(
-    os.path.join(folder, 'cells.csv'), outcome.cells, runs, outcome.failures, target, emulated
+    os.path.join(folder, 'cells.csv'), outcome.cells, runs, outcome.failures, targets, emulated
   )
   study_table.write_curves(os.path.join(folder, 'curves.csv'), runs, emulated)
   return report_kit.plain([*tables, '\n'.join(notes)])
 
 
-def _tables(points, outcome, target):
+def _tables(points, outcome, targets):
   """The tables of a study that have something to show."""
   tables = {}
   if not outcome.simulation:
-    tables[''] = study_table.speed(points, target, bool(outcome.emulation))
+    tables[''] = study_table.speed(points, targets, bool(outcome.emulation))
   tables['All models of a run:'] = study_table.all_models(points)
   if not outcome.emulation:
-    tables[_SCORES] = scores.rows(points, target)
+    tables[_SCORES] = scores.rows(points, targets)
   if outcome.tuning:
     tables[_TUNED] = tune.rows(outcome.tuning, outcome.contests)
   return [report_kit.Table(rows, caption=caption) for caption, rows in tables.items() if rows]
 
 
-def _figures(points, outcome, target):
+def _figures(points, outcome, targets):
   """The figures of a study by name; None for one that has nothing to show."""
   figures = dict.fromkeys(('speed', 'accuracy', 'staleness', 'ring'))
   if not outcome.runs:
@@ -114,7 +115,7 @@ def _figures(points, outcome, target):
   if not outcome.simulation:
     figures['speed'] = plots.speed(points)
   if not outcome.emulation:
-    figures['accuracy'] = plots.accuracy(points, target)
+    figures['accuracy'] = plots.accuracy(points, targets)
   figures['staleness'] = plots.staleness(points)
   # The ring itself, where there is one, rather than the baseline `independent`.
   rings = {c.label: run.ring for c, run in outcome.runs.items() if run.ring}

@@ -70,10 +70,10 @@ class Run:
     """Staleness of the stalest gradient; None where it is not recorded."""
     return max(self.staleness, default=None)
 
-  def seconds_to(self, accuracy: float) -> float | None:
-    """Seconds to the first evaluation that reaches an accuracy; None: none does."""
+  def spent_to(self, accuracy: float, what: str) -> float | None:
+    """`seconds` or `samples` to the first evaluation that reaches an accuracy; None: none does."""
     reached = np.flatnonzero(self.accuracy >= accuracy)
-    return _number(self.seconds[reached[0]]) if len(reached) else None
+    return _number(getattr(self, what)[reached[0]]) if len(reached) else None
 
 
 def read(workdir: str, oversubscribed: bool = False, simulated: bool = False) -> Run:
@@ -225,10 +225,6 @@ class Point:
   def summarize(self, value: Callable[[Run], float | None]) -> summaries.Summary | None:
     """Returns the summary of a number of each run, without those that have none."""
     return summaries.summarize(value(r) for r in self.runs.values())
-
-  def seconds_to(self, accuracy: float) -> summaries.Summary | None:
-    """Returns the training time to an accuracy, over the seeds that reached it."""
-    return self.summarize(lambda run: run.seconds_to(accuracy))
 
 
 def points(

@@ -3,30 +3,32 @@
 from collections.abc import Callable, Sequence
 import csv
 import dataclasses
+import functools
 
 from anp_jax.reporting import summaries
 from anp_jax.tools.study import grid, study_results, study_runner
 
-_OVERSUBSCRIBED = '*'
+_CROWDED = '*'
 _HOUR = 3600  # seconds
 _LEARNT = 'accuracy', 'best_accuracy', *study_results.SCORES
+_SPENT = 'seconds', 'samples'
 # A column: its head, and the text of a point; '-' for none.
 Column = tuple[str, Callable[[study_results.Point], str]]
 
 
 def speed(
-  points: list[study_results.Point], target: float | None, emulated: bool = False
+  points: list[study_results.Point], targets: Sequence[float], emulated: bool = False
 ) -> list[tuple[str, ...]]:
   """Returns how fast each point is: a head, then a row per point.
 
   Args:
     points: points of the study.
-    target: accuracy from 0 to 1 to which the time is shown; None: none is.
+    targets: accuracies from 0 to 1 to which time and images are shown.
     emulated: whether computing is emulated, so that nothing is learnt.
   """
 
   def marked(summary, point):
-    return text(summary, '.2f', _OVERSUBSCRIBED if point.oversubscribed else '')
+    return text(summary, '.2f', _CROWDED if point.crowded else '')
 
   columns: list[Column] = [
     ('images/s, emulated' if emulated else 'images/s', lambda p: text(p.rate, '.0f')),
@@ -36,10 +38,17 @@ def speed(
     ('over one node', lambda p: marked(p.over_node, p)),
     ('learning rate', lambda p: number(p.learning_rate)),
   ]
-  if target is not None:
-    columns.append((f'time to {100 * target:g} %', lambda p: reached(p, target)))
-  columns.append(('seeds', seeds))
+  columns += [*reaching(targets, 'time'), ('seeds', seeds)]
   return rows(points, columns)
+
+
+def reaching(targets: Sequence[float], time: str) -> list[Column]:
+  """Returns the columns of what each accuracy takes: the time, by its name, and the images."""
+  return [
+    (f'{name} to {100 * target:g} %', functools.partial(_reached, target, what, form))
+    for target in targets
+    for name, what, form in ((time, 'seconds', duration), ('images', 'samples', _images))
+  ]
 
 
 def rows(points: list[study_results.Point], columns: Sequence[Column]) -> list[tuple[str, ...]]:
@@ -124,9 +133,8 @@ def notes(
       f'All nodes are processes of one machine with {cores} cores, a core for each device.',
     ),
     (
-      any(p.oversubscribed for p in points),
-      f'{_OVERSUBSCRIBED} more devices than cores: they shared them, so these speed-ups mean '
-      'nothing.',
+      any(p.crowded for p in points),
+      f'{_CROWDED} more devices than cores: they shared them, so these speed-ups mean nothing.',
     ),
     (
       any(run.predicted for run in runs),
@@ -161,7 +169,7 @@ def write_cells(
   cells: list[grid.Cell],
   runs: dict[grid.Cell, study_results.Run],
   failures: dict[grid.Cell, str],
-  target: float | None,
+  targets: Sequence[float],
   emulated: bool = False,
 ) -> None:
   """Writes a CSV file with one row per cell; a field without a number is empty.
@@ -171,7 +179,7 @@ def write_cells(
     cells: all cells of the study.
     runs: numbers of the finished cells.
     failures: reasons of the others; a `study_runner.Refusal` of a refused config.
-    target: accuracy from 0 to 1 to which the time is written; None: none is.
+    targets: accuracies from 0 to 1 to which time and images are written.
     emulated: whether computing is emulated, so that scores are left out.
   """
   records = []
@@ -185,7 +193,7 @@ def write_cells(
         'accuracy': r.accuracy[-1],
         'best_accuracy': r.accuracy.max(),
         'seconds': r.ring.seconds if r.ring else r.end,
-        'seconds_to_target': target and r.seconds_to(target),
+        **{f'{what}_to_{t:g}': r.spent_to(t, what) for t in targets for what in _SPENT},
         'oversubscribed': r.oversubscribed,
         'mean_staleness': r.mean_staleness,
         'max_staleness': r.max_staleness,
@@ -256,12 +264,16 @@ def duration(summary: summaries.Summary | None) -> str:
   return text(summary, '.1f', ' s')
 
 
-def reached(point: study_results.Point, target: float) -> str:
-  """Returns the time to an accuracy, and the number of runs that did not reach it."""
+def _images(summary):
+  return text(summary, ',.0f')
+
+
+def _reached(target, what, form, point):
+  """What an accuracy took, and the number of runs that did not reach it."""
   missed = sum(not (r.accuracy >= target).any() for r in point.runs.values())
   if missed == len(point.runs):
     return 'not reached' if missed else '-'
-  words = duration(point.seconds_to(target))
+  words = form(point.summarize(lambda run: run.spent_to(target, what)))
   return words + (f' ({missed} not)' if missed else '')
 
 

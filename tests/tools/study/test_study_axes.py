@@ -76,17 +76,17 @@ def test_each_combination_is_a_row_and_a_curve(tmp_path):
   runs = {grid.Cell('parameter_server', 2, 1, 0, mode): study_runs.run(0.9) for mode in modes}
   runs[grid.Cell('sync', 2, 1, 0)] = study_runs.run(0.2)
   points = study_results.points(list(runs), runs, {})
-  head, *rows = study_table.speed(points, None)
+  head, *rows = study_table.speed(points, ())
   assert head[:4] == ('strategy', 'mode', 'nodes', 'devices a node')
   assert [row[1] for row in rows] == ['async', 'rennala', '-']
-  lines = plots.accuracy(points, None).axes[0].lines
+  lines = plots.accuracy(points, ()).axes[0].lines
   assert [line.get_label() for line in lines] == [
     'parameter_server, mode=async, 2 x 1',
     'parameter_server, mode=rennala, 2 x 1',
     'sync, 2 x 1',
   ]
   paths = [str(tmp_path / name) for name in ('cells.csv', 'curves.csv')]
-  study_table.write_cells(paths[0], list(runs), runs, {}, None)
+  study_table.write_cells(paths[0], list(runs), runs, {}, ())
   study_table.write_curves(paths[1], runs)
   for path in paths:
     with open(path) as f:

@@ -30,7 +30,7 @@ def test_rates_are_compared_with_those_of_the_cost_model(tmp_path):
   # The ideal: a second, and 16 features at 6 a second.
   assert run.ideal == pytest.approx(5 / (1 + 16 / 6))
   runs = {grid.Cell('channel_split', 2, 1, 0): run}
-  head, row = study_table.speed(study_results.points(list(runs), runs, {}), None)
+  head, row = study_table.speed(study_results.points(list(runs), runs, {}), ())
   cells = dict(zip(head, row))
   assert cells['images/s'] == '8' and cells['ideal'] == '1.36'
   assert cells['predicted'] == f'{run.predicted:.0f}'

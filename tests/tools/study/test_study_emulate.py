@@ -60,7 +60,7 @@ def test_the_page_says_emulated_and_no_accuracy(tmp_path):
   failures = {grid.Cell('sync', 4, 1, 0): 'ValueError: <b> at `x*'}
   outcome = study_page.Outcome([*cells, *failures], runs, failures, 2, 'a pass is a sleep of 0.1 s')
   (tmp_path / 'accuracy.png').write_text('of a study that was here before')
-  text = study_page.write(str(tmp_path), 'Strategies, emulated', '', outcome, None)
+  text = study_page.write(str(tmp_path), 'Strategies, emulated', '', outcome, ())
   head = text.splitlines()[0]
   assert 'images/s, emulated' in head and 'accuracy' not in head
   assert '16.00*' not in text and '16.00' in text

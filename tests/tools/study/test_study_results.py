@@ -1,5 +1,6 @@
 """Tests of study: numbers, tables and figures of its runs."""
 
+import csv
 import math
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_a_runs_numbers_in_closed_form(tmp_path):
 def test_the_first_evaluation_that_is_as_good_counts(accuracy, target, seconds):
   """Evaluations come after 1, 2, 3 and 4 seconds."""
   run = study_runs.run(*accuracy, rate=1.0)
-  assert run.seconds_to(target) == seconds
+  assert run.spent_to(target, 'seconds') == seconds
   assert run.end == 4.0
 
 
@@ -108,10 +109,10 @@ def test_rows_have_the_tuned_rate_and_what_failed():
   }
   lost = grid.Cell('fails', 1, 1, 1, tuned=((grid.RATE, '0.1'),))
   points = study_results.points([*runs, lost], runs, {lost: 'not finite'})
-  rows = study_table.speed(points, None)
+  rows = study_table.speed(points, ())
   assert rows[0][-2:] == ('learning rate', 'seeds')
   assert [row[-2:] for row in rows[1:]] == [('0.2', '2'), ('0.1', '2'), ('0.1', '1, 1 failed')]
-  score_rows = score_table.rows(points, None)
+  score_rows = score_table.rows(points, ())
   assert score_rows[0][3:] == ('learning rate', 'top-1', 'points over sync', 'seeds')
   # Of two seeds half the interval is t = tan(0.475 pi) times half of their
   # distance: 0.2, and 0.4 of the differences -0.5 and -0.1.
@@ -150,24 +151,54 @@ def _points(**more):
 
 def test_table_says_what_means_nothing():
   points = _points()
-  rows = study_table.speed(points, 0.7)
+  rows = study_table.speed(points, [0.7])
   assert rows[0][:3] == ('strategy', 'nodes', 'devices a node')
   assert rows[0][3:6] == ('images/s', 'over one device', 'over one node')
-  assert rows[0][6:] == ('time to 70 %', 'seeds')
+  assert rows[0][6:] == ('time to 70 %', 'images to 70 %', 'seeds')
   by_place = {row[1:3]: row for row in rows[1:]}
   # Rates 200 and 201, baselines 100 and 101; of two numbers, t is 12.7 and the interval 6.35
   # of their difference on each side.
   assert by_place['1', '2'][3:6] == ('200 ± 6', '2.00 ± 0.06', '1.00 ± 0.00')
-  # Only one seed reached 0.7, at its second evaluation: 2 / 201 s.
-  assert by_place['1', '2'][6:] == ('0.0 s (1 not)', '2')
+  # Only one seed reached 0.7, at its second evaluation: 2 / 201 s, and 20 images.
+  assert by_place['1', '2'][6:] == ('0.0 s (1 not)', '20 (1 not)', '2')
   assert '*' not in ''.join(by_place['1', '2'])
   assert by_place['2', '2'][4].endswith('*')
   notes = '\n'.join(study_table.notes(points, 2))
   assert 'one machine with 2 cores' in notes and 'mean nothing' in notes
   assert 'mean nothing' not in '\n'.join(study_table.notes(points[:3], 2))
   # Columns that nothing fills are left out.
-  head = study_table.speed(_points(), None)[0]
+  head = study_table.speed(_points(), ())[0]
   assert not any('time' in h for h in head)
+
+
+def test_each_target_has_the_time_and_the_images_to_it(tmp_path):
+  """Steps of 1,000 images and 2 s; a seed of the three never reaches 98 %, and none 99 %."""
+  scores = (0.5, 0.9, 0.9, 0.98), (0.9, 0.9, 0.95, 0.98), (0.3, 0.9, 0.9, 0.9)
+  runs = {
+    grid.Cell('sync', 8, 1, seed, simulated=True): study_runs.run(*s, samples=1000, seconds=2.0)
+    for seed, s in enumerate(scores)
+  }
+  targets = (0.9, 0.98, 0.99)
+  head, row = score_table.rows(study_results.points(list(runs), runs, {}), targets)
+  # To 90 %: 2, 1 and 2 steps, whose deviation is 1 / sqrt(3); t of two degrees of freedom 4.303.
+  assert dict(zip(head, row)) == {
+    'strategy': 'sync',
+    'workers': '8',
+    'top-1': '95.3 ± 11.5 %',
+    'simulated time to 90 %': '3.3 ± 2.9 s',
+    'images to 90 %': '1,667 ± 1,434',
+    'simulated time to 98 %': '8.0 ± 0.0 s (1 not)',
+    'images to 98 %': '4,000 ± 0 (1 not)',
+    'simulated time to 99 %': 'not reached',
+    'images to 99 %': 'not reached',
+    'simulated time': '8.0 ± 0.0 s',
+    'seeds': '3',
+  }
+  path = tmp_path / 'cells.csv'
+  study_table.write_cells(str(path), list(runs), runs, {}, targets)
+  *_, last = csv.DictReader(path.open())
+  kinds = [(last[f'seconds_to_{t}'], last[f'samples_to_{t}']) for t in targets]
+  assert kinds == [('4.0', '2000.0'), ('', ''), ('', '')]
 
 
 def _curves(axis):
@@ -192,7 +223,7 @@ def test_figures_hold_the_series(tmp_path):
   np.testing.assert_allclose(bar[:, 1], 200.5 + 6.3531 * np.array([-1, 1]), rtol=1e-6)
   for curves in (within, across):
     np.testing.assert_array_equal(curves['ideal'], [[1, 1], [2, 2]])
-  accuracy = plots.accuracy(points, 0.3)
+  accuracy = plots.accuracy(points, [0.3])
   samples, seconds, to_target = (_curves(axis) for axis in accuracy.axes)
   assert set(samples) == {'sync, 2 x 2', 'sync, 1 x 1'}
   np.testing.assert_allclose(samples['sync, 2 x 2'], [[10, 0.2], [20, 0.6]], rtol=1e-12)
@@ -201,7 +232,7 @@ def test_figures_hold_the_series(tmp_path):
   )
   assert to_target['sync'][:, 0].tolist() == [1, 2, 4]
   # One of the two seeds reaches 0.7.
-  assert _curves(plots.accuracy(points, 0.7).axes[2]) == {}
+  assert _curves(plots.accuracy(points, [0.7]).axes[2]) == {}
   (axis,) = plots.staleness(points).axes
   heights = [bar.get_height() for bar in axis.containers[0]]
   assert heights == [0.75, 0.25]

@@ -86,9 +86,7 @@ def test_the_page_compares_a_ring_with_models_one_after_another(tmp_path):
   cells += [grid.Cell('sync', 2, 1, 0, (('optimizer.momentum', m),)) for m in ('0', '0.9')]
   alone = study_results.Run(10.0, *[np.array([4.0])] * 4)
   runs = dict(zip(cells, (ring, alone, alone)))
-  text = study_page.write(
-    str(tmp_path), 'A title', '', study_page.Outcome(cells, runs, {}, 2), None
-  )
+  text = study_page.write(str(tmp_path), 'A title', '', study_page.Outcome(cells, runs, {}, 2), ())
   rows = [' '.join(line.split()) for line in text.splitlines()]
   assert 'model_ring 2 1 1 5.0 0.700 1.400 0.714 0.333' in rows
   assert 'sync, one after another 2 1 2 8.0 - - - -' in rows

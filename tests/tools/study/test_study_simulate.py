@@ -140,7 +140,7 @@ def _write_run(folder):
 def test_a_simulated_runs_numbers(tmp_path):
   run = study_results.read(_write_run(tmp_path / 'run'), simulated=True)
   assert run.seconds.tolist() == [3600, 7200] and run.end == 7200
-  assert run.seconds_to(0.5) == 7200 and run.seconds_to(0.7) is None
+  assert [run.spent_to(t, 'seconds') for t in (0.5, 0.7)] == [7200, None]
   assert run.scores == {'anp_top5': 0.9, 'noun_top1': 0.75}
   # Of the log, which does not count the stalest together: 0, 1, 2 and 2.
   assert run.staleness == {0: 1, 1: 1, 2: 2}
@@ -163,14 +163,26 @@ def test_the_table_has_times_staleness_and_scores(tmp_path):
   outcome = _outcome(tmp_path)
   points = study_results.points(outcome.cells, outcome.runs, {})
   places, columns = ('strategy', 'workers'), ('top-1', 'top-5', 'noun', 'staleness', 'at most')
-  times = ('simulated time to 50 %', 'simulated time')
-  assert scores.rows(points, 0.5) == [
+  times = ('simulated time to 50 %', 'images to 50 %', 'simulated time')
+  assert scores.rows(points, [0.5]) == [
     (*places, *columns, *times, 'seeds'),
     *(
-      ('parameter_server', n, '60.0 %', '90.0 %', '75.0 %', '1.25', '2', '2.00 h', '2.00 h', '1')
+      (
+        'parameter_server',
+        n,
+        '60.0 %',
+        '90.0 %',
+        '75.0 %',
+        '1.25',
+        '2',
+        '2.00 h',
+        '40',
+        '2.00 h',
+        '1',
+      )
       for n in ('4', '16')
     ),
-    ('invariant', '1', '70.0 %', '-', '-', '-', '-', '-', '-', '1'),
+    ('invariant', '1', '70.0 %', '-', '-', '-', '-', '-', '10', '-', '1'),
   ]
 
 
@@ -178,7 +190,7 @@ def test_accuracy_is_drawn_against_simulated_time_and_workers(tmp_path):
   outcome = _outcome(tmp_path)
   points = study_results.points(outcome.cells, outcome.runs, {})
   points = [dataclasses.replace(p, devices=2) for p in points]  # of the one process
-  _, time, workers = plots.accuracy(points, None).axes
+  _, time, workers = plots.accuracy(points, ()).axes
   assert time.get_xlabel() == 'simulated seconds'
   curve = next(x for x in time.lines if x.get_label() == 'parameter_server, 16 workers')
   assert curve.get_xydata().tolist() == [[3600, 0.4], [7200, 0.6]]
@@ -195,7 +207,7 @@ def test_long_names_are_below_the_panels(tmp_path, draw):
     for p in study_results.points(outcome.cells, outcome.runs, {})
     if p.nodes == 16
   ]
-  figure = draw(points, 0.5) if draw is plots.accuracy else draw(points)
+  figure = draw(points, [0.5]) if draw is plots.accuracy else draw(points)
   plots.save(figure, str(tmp_path / 'figure.png'))
   (legend,) = figure.legends
   names = legend.get_window_extent()
@@ -209,7 +221,7 @@ def test_long_names_are_below_the_panels(tmp_path, draw):
 
 
 def test_the_page_says_that_workers_are_simulated(tmp_path):
-  text = study_page.write(str(tmp_path), 'A title', '', _outcome(tmp_path), None)
+  text = study_page.write(str(tmp_path), 'A title', '', _outcome(tmp_path), ())
   assert 'Simulated workers, step_seconds=0.5: one process' in text
   assert 'images/s' not in text and 'All nodes are processes' not in text
   assert not (tmp_path / 'speed.png').exists()
