@@ -28,7 +28,7 @@ def speed(
   """
 
   def marked(summary, point):
-    return text(summary, '.2f', _CROWDED if point.crowded else '')
+    return text(summary, '.2f', _CROWDED if point.oversubscribed else '')
 
   columns: list[Column] = [
     ('images/s, emulated' if emulated else 'images/s', lambda p: text(p.rate, '.0f')),
@@ -133,7 +133,7 @@ def notes(
       f'All nodes are processes of one machine with {cores} cores, a core for each device.',
     ),
     (
-      any(p.crowded for p in points),
+      any(p.oversubscribed for p in points),
       f'{_CROWDED} more devices than cores: they shared them, so these speed-ups mean nothing.',
     ),
     (
