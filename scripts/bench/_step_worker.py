@@ -41,7 +41,7 @@ def work(contestant: str, case: _cases.Case, cache: str, on: str):
       else:
         answer(memory=candidate.device_memory())
     else:
-      answer(operations=_profile(candidate, question['to']))
+      answer(operations=profile(functools.partial(candidate.run, 3), question['to']))
 
 
 def _maker(contestant, cache, on) -> Callable:
@@ -62,12 +62,14 @@ def _maker(contestant, cache, on) -> Callable:
   return lambda case: make(dataclasses.replace(case, **changes.get(contestant, {})))
 
 
-def _profile(candidate, folder):
-  """Records a trace; the operations that took longest, with their shares."""
+def profile(run: Callable, folder: str) -> list[tuple[str, float]]:
+  """Records a trace; returns the ten operations that took longest, with their shares."""
   import jax
 
-  with jax.profiler.trace(folder):
-    candidate.run(3)
+  options = jax.profiler.ProfileOptions()
+  options.python_tracer_level = 0  # its hook fails while a run starts threads
+  with jax.profiler.trace(folder, profiler_options=options):
+    run()
   files = glob.glob(os.path.join(folder, '**', '*.xplane.pb'), recursive=True)
   data = jax.profiler.ProfileData.from_file(max(files, key=os.path.getmtime))
   totals = collections.Counter()
