@@ -16,6 +16,7 @@ from anp_jax.config import members, saved_run, strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.ensemble import device_examples, ensemble_run, lane, member as member_lib, member_step
 from anp_jax.reporting import telemetry
+from anp_jax.runtimes.parameter_server import log as server_log
 from tests import builders
 
 
@@ -118,15 +119,23 @@ def test_members_of_one_program_agree_to_rounding(tmp_path, alone):
     _assert_near(tmp_path / f'seed{seed}', alone / f'seed{seed}')
 
 
-@_slow
-def test_members_of_simulated_workers(tmp_path):
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    pytest.param({'look_ahead': 'dana'}, marks=_slow, id='dana'),
+    pytest.param({'mode': 'rennala', 'parts': 4}, marks=pytest.mark.soak, id='rennala'),
+    pytest.param(
+      {'mode': 'synchronous', 'backup_workers': 2}, marks=pytest.mark.soak, id='backup_workers'
+    ),
+    pytest.param(
+      {'name': 'local_sgd', 'groups': 4, 'period': 2}, marks=pytest.mark.soak, id='local_sgd'
+    ),
+  ],
+)
+def test_members_of_simulated_workers(tmp_path, strategy):
   """Each has an order of its own; as one program they agree to rounding."""
-  workers = {
-    'strategy.name': 'parameter_server',
-    'strategy.simulate.workers': 3,
-    'strategy.simulate.spread': 0.5,
-    'strategy.look_ahead': 'dana',
-  }
+  keys = {'name': 'parameter_server', 'simulate.workers': 4, 'simulate.spread': 0.5} | strategy
+  workers = {f'strategy.{key}': value for key, value in keys.items()}
   for seed in range(2):
     _train(_config(**workers, seed=seed), tmp_path / 'alone' / f'seed{seed}')
   for together in (1, 2):
@@ -137,7 +146,8 @@ def test_members_of_simulated_workers(tmp_path):
     assert _metrics(in_turn) == _metrics(alone)
     _assert_same(in_turn, alone)
     _assert_near(at_once, alone)
-    assert (alone / 'server.jsonl').read_text() == (at_once / 'server.jsonl').read_text()
+    logs = [server_log.read(str(workdir)) for workdir in (alone, at_once)]
+    assert logs[0] == logs[1] and bool(logs[0]) == (workers['strategy.name'] != 'local_sgd')
 
 
 @_slow
