@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the tables of docs/strategies.md and docs/log.md again, by the commands that
+# Makes the tables of docs/accuracy.md and docs/log.md again, by the commands that
 # results/strategies.csv names, hours of computing in all. Rows whose commands name a
 # commit need that commit.
 #

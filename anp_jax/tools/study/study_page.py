@@ -24,7 +24,7 @@ class Outcome:
     cores: cores of the one machine where all ran; None: hosts of their own.
     emulation: what was emulated, in a line; '': nothing.
     simulation: times of simulated workers, in a line; '': none were.
-    plan: what was tuned; None: nothing.
+    tuning: what was tuned; None: nothing.
     contests: results of the tuned values.
   """
 
@@ -34,7 +34,7 @@ class Outcome:
   cores: int | None
   emulation: str = ''
   simulation: str = ''
-  plan: tune.Plan | None = None
+  tuning: tune.Tuning | None = None
   contests: list[tune.Tuned] = dataclasses.field(default_factory=list)
 
   @property

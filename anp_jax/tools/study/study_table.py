@@ -8,7 +8,7 @@ import functools
 from anp_jax.reporting import summaries
 from anp_jax.tools.study import grid, study_results, study_runner
 
-_CROWDED = '*'
+_OVERSUBSCRIBED = '*'
 _HOUR = 3600  # seconds
 _LEARNT = 'accuracy', 'best_accuracy', *study_results.SCORES
 _SPENT = 'seconds', 'samples'
@@ -28,7 +28,7 @@ def speed(
   """
 
   def marked(summary, point):
-    return text(summary, '.2f', _CROWDED if point.oversubscribed else '')
+    return text(summary, '.2f', _OVERSUBSCRIBED if point.oversubscribed else '')
 
   columns: list[Column] = [
     ('images/s, emulated' if emulated else 'images/s', lambda p: text(p.rate, '.0f')),
@@ -134,7 +134,7 @@ def notes(
     ),
     (
       any(p.oversubscribed for p in points),
-      f'{_CROWDED} more devices than cores: they shared them, so these speed-ups mean nothing.',
+      f'{_OVERSUBSCRIBED} more devices than cores: they shared them, so these speed-ups mean nothing.',
     ),
     (
       any(run.predicted for run in runs),
