@@ -134,7 +134,8 @@ def notes(
     ),
     (
       any(p.oversubscribed for p in points),
-      f'{_OVERSUBSCRIBED} more devices than cores: they shared them, so these speed-ups mean nothing.',
+      f'{_OVERSUBSCRIBED} more devices than cores: they shared them, so these speed-ups mean '
+      'nothing.',
     ),
     (
       any(run.predicted for run in runs),
