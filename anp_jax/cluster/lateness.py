@@ -149,8 +149,10 @@ def verdict(table: Sequence[Row]) -> str:
   if late := _late({row.name: row.input for row in stepping}, step, 'input'):
     return late
   # A save takes some of a step's cores.
-  paused = max(sum(row.pauses) / (row.input + row.rest + sum(row.pauses)) for row in stepping)
-  if paused >= _PART or not all('computing' in row.compared for row in stepping):
+  paused = any(
+    sum(row.pauses) >= _PART * (row.input + row.rest + sum(row.pauses)) for row in stepping
+  )
+  if paused or not all('computing' in row.compared for row in stepping):
     return NOBODY
   needs = _needs(stepping)
   waits = 1 - max(row.input + needs[row.name] for row in stepping) / step
