@@ -2,17 +2,14 @@
 
 import contextlib
 import json
-import pathlib
-import shutil
 import signal
-import subprocess
 import time
 
 import pytest
 
 from anp_jax.cluster import joining, lateness, secret
 from scripts.bench import _quota
-from tests import builders, launching
+from tests import builders, launching, network_hosts
 
 pytestmark = pytest.mark.multiprocess
 
@@ -36,7 +33,6 @@ _VERDICTS = {
   'stop': 'has been silent',
   'link': 'is late in the network',
 }
-_BRIDGE, _PREFIX, _NETWORK = 'anp-late', 'anp-late', '10.77.19'
 _SLOW = 'tbf rate 100kbit burst 2kb latency 500ms'
 
 
@@ -97,53 +93,21 @@ class _Run:
         stack.enter_context(_quota.group(_CORE)).write_text(str(pid))
         stack.callback(_quota.outside().write_text, str(pid))
       elif cause == 'link':
-        device = f'-n {_PREFIX}{rank} qdisc {{}} dev eth0 root'
-        _call(f'tc {device.format("add")} {_SLOW}')
-        stack.callback(_call, f'tc {device.format("del")}')
+        device = f'-n {network_hosts.PREFIX}{rank} qdisc {{}} dev eth0 root'
+        network_hosts.call(f'tc {device.format("add")} {_SLOW}')
+        stack.callback(network_hosts.call, f'tc {device.format("del")}')
       else:
         self._trouble.write_text(f'{rank} {cause}')
         stack.callback(self._trouble.write_text, '')
       yield
 
 
-def _call(command):
-  return subprocess.run(command.split(), check=True)
-
-
-@contextlib.contextmanager
-def _hosts():
-  """A network of four hosts, each a network name space; the first one's address."""
-  names = [f'{_PREFIX}{rank}' for rank in range(_COUNT)]
-  addresses = [f'{_NETWORK}.{10 + rank}' for rank in range(_COUNT)]
-  lines = ['127.0.0.1 localhost', *map(' '.join, zip(addresses, names, strict=True))]
-  with contextlib.ExitStack() as stack:
-    _call(f'ip link add {_BRIDGE} type bridge')
-    stack.callback(_call, f'ip link del {_BRIDGE}')
-    _call(f'ip addr add {_NETWORK}.1/24 dev {_BRIDGE}')
-    _call(f'ip link set {_BRIDGE} up')
-    for name, address in zip(names, addresses, strict=True):
-      _call(f'ip netns add {name}')
-      stack.callback(_call, f'ip netns del {name}')
-      folder = pathlib.Path('/etc/netns', name)
-      folder.mkdir(parents=True)
-      stack.callback(shutil.rmtree, folder)
-      (folder / 'hosts').write_text('\n'.join(lines) + '\n')
-      _call(f'ip link add veth-{name} type veth peer name eth0 netns {name}')
-      _call(f'ip link set veth-{name} master {_BRIDGE} up')
-      _call(f'ip -n {name} addr add {address}/24 dev eth0')
-      for device in ('lo', 'eth0'):
-        _call(f'ip -n {name} link set {device} up')
-    yield addresses[0]
-
-
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
   with contextlib.ExitStack() as stack:
-    try:
-      host = stack.enter_context(_hosts())
-    except (OSError, subprocess.CalledProcessError) as e:
-      pytest.skip(f'no network name spaces: {e}')
-    yield _Run(tmp_path_factory.mktemp('late'), stack, _COUNT, host, ANP_HOSTS=_PREFIX)
+    host = stack.enter_context(network_hosts.open_hosts(_COUNT))
+    prefix = network_hosts.PREFIX
+    yield _Run(tmp_path_factory.mktemp('late'), stack, _COUNT, host, ANP_HOSTS=prefix)
 
 
 # The coordinator of rank 0 cannot tell that it is stopped itself.
