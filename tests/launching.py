@@ -227,10 +227,10 @@ def run(folder, count, main_arguments, devices=1, **more) -> list[str]:
   return ended(folder, [0] * count, main_arguments, devices, **more)
 
 
-def ended(folder, codes, main_arguments, devices=1, **more) -> list[str]:
+def ended(folder, codes, main_arguments, devices=1, timeout=120, **more) -> list[str]:
   """Runs a rank for each status, with which it ends; returns what each wrote."""
   with Ranks(folder, len(codes), main_arguments, devices, **more) as ranks:
-    return ranks.ends(*codes)
+    return ranks.ends(*codes, timeout=timeout)
 
 
 def replayed(workdir) -> str:
@@ -242,14 +242,27 @@ def replayed(workdir) -> str:
 
 def weights(workdir) -> dict[str, np.ndarray]:
   """Returns every leaf of the newest checkpoint, read by Orbax alone."""
-  folder = pathlib.Path(workdir) / 'checkpoints'
-  newest = max((p for p in folder.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+  folders = _numbered(pathlib.Path(workdir) / 'checkpoints')
+  return _leaves(max(folders, key=lambda p: int(p.name)))
+
+
+def best_weights(workdir) -> dict[str, np.ndarray]:
+  """Returns every leaf of the best checkpoints, likewise."""
+  parts = map(_leaves, _numbered(pathlib.Path(workdir) / 'best'))
+  return {name: leaf for leaves in parts for name, leaf in leaves.items()}
+
+
+def _numbered(folder):
+  return [path for path in folder.iterdir() if path.name.isdigit()]
+
+
+def _leaves(checkpoint):
   reader = ocp.PyTreeCheckpointer()
-  saved = reader.metadata(newest / 'state').item_metadata.tree
+  saved = reader.metadata(checkpoint / 'state').item_metadata.tree
   # As NumPy arrays: the devices that wrote them are not here.
   kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
-  tree = reader.restore(newest / 'state', restore_args=kinds)['state']
+  tree = reader.restore(checkpoint / 'state', restore_args=kinds)['state']
   return {
-    f'{newest.name}/{jax.tree_util.keystr(path, simple=True, separator="/")}': leaf
+    f'{checkpoint.name}/{jax.tree_util.keystr(path, simple=True, separator="/")}': leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   }

@@ -11,6 +11,9 @@ ANP_KILL_CALL='RANK CALL COUNT', of the strategy `parameter_server`: that rank i
 of several the next is for whichever process is there, also one started earlier.
 Until the last a gradient takes _PAUSE longer, or the run would be over first.
 
+ANP_BATCHES='FOLDER': there each process writes, before it makes a step, the step, its
+generation, and the rows and numbers of the images of tests.user_source:Numbered.
+
 ANP_PAUSE='SECONDS': each step takes so much longer.
 
 ANP_STALL='RANK STEP': that rank's input never gives the batch of that step.
@@ -39,6 +42,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 from PIL import Image
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -79,8 +83,8 @@ def _kill_in_phase():
       timer = threading.Timer(0.02, strike, (self,))
       timer.daemon = True
       timer.start()
-      if phase == 'step':
-        timer.join()  # steps are so short that the run would be over first
+      if phase in ('step', 'joining'):
+        timer.join()  # so short that it would be over first
 
   def strike(self):
     nonlocal left
@@ -147,6 +151,35 @@ def _stall():
     return real(self)
 
   feed.Feed.__next__ = stall_here
+
+
+def _record_batches():
+  from anp_jax import run
+  from anp_jax.system import files
+  from tests import user_source
+
+  path = pathlib.Path(os.environ['ANP_BATCHES']) / f'{time.time_ns()}.jsonl'
+  path.parent.mkdir(exist_ok=True)
+  real = run.Run.compile
+
+  def local(array):
+    return np.concatenate([np.asarray(shard.data) for shard in array.addressable_shards])
+
+  def recorded(batches, step, generation):
+    for batch in batches:
+      step += 1
+      numbers = user_source.numbers(local(batch['image']))
+      rows = local(batch['row']).tolist()
+      line = {'step': step, 'generation': generation, 'rows': rows, 'numbers': numbers}
+      files.append_json_line(str(path), line)
+      yield batch
+
+  def compile_and_record(self, state):
+    compiled, batches = real(self, state)
+    step, generation = self.recorder.start_step, self._processes.generation.number
+    return compiled, recorded(batches, step, generation)
+
+  run.Run.compile = compile_and_record
 
 
 def _pause_in_steps():
@@ -265,6 +298,7 @@ def _draw_no_curves():
 _FAULTS = {
   'ANP_HOSTS': _move_to_node,
   'ANP_KILL': _kill_in_phase,
+  'ANP_BATCHES': _record_batches,
   'ANP_PAUSE': _pause_in_steps,
   'ANP_KILL_CALL': _kill_in_call,
   'ANP_STALL': _stall,

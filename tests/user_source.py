@@ -5,6 +5,8 @@ import numpy as np
 from anp_jax.data import sources, vocabulary
 
 _SIDE = 16
+_NUMBERED_SIDE = 28  # as many pixels as LeNet takes
+_NUMBERED = 240
 
 
 class Circles(sources.Source):
@@ -34,6 +36,41 @@ class Circles(sources.Source):
   def labels(self):
     """The labels of all examples."""
     return np.arange(self._count, dtype=np.int32) % 2
+
+
+class Numbered(sources.Source):
+  """Noise with a bright row for the class; the first pixel tells which image it is."""
+
+  kind = 'pixels'
+
+  def __init__(self, split: str, path: str):
+    """Draws 240 images for training, and as many others for evaluation."""
+    self.name = f'numbered: {split} {path}'.strip()
+    self.vocabulary = vocabulary.Vocabulary(tuple('0123456789'))
+    self._first = 0 if split == 'train' else _NUMBERED
+
+  def __len__(self):
+    return _NUMBERED
+
+  def read(self, indices):
+    """The images and labels of indices; see `sources.Source`."""
+    return [_draw_numbered(self._first + i) for i in indices], self.labels()[indices]
+
+  def labels(self):
+    """The labels of all examples."""
+    return np.arange(_NUMBERED, dtype=np.int32) % 10
+
+
+def numbers(images):
+  """The indices of images of `Numbered`, (n, 28, 28, 3) uint8, as integers."""
+  return (images[:, 0, 0, 0] + 256 * images[:, 0, 0, 1].astype(int)).tolist()
+
+
+def _draw_numbered(index):
+  image = np.random.default_rng(index).integers(0, 128, (_NUMBERED_SIDE, _NUMBERED_SIDE, 3))
+  image[2 + 2 * (index % 10)] += 100
+  image[0, 0, :2] = index % 256, index // 256
+  return image.astype(np.uint8)
 
 
 def _draw(index, label):

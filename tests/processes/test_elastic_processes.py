@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import random
 import re
 import signal
@@ -10,22 +11,41 @@ import time
 import numpy as np
 import pytest
 
+from anp_jax.cluster import generation
 from anp_jax.reporting import telemetry
+from anp_jax.system import files
 from anp_jax.tools import top
-from tests import builders, launching, ports, serving
+from tests import builders, launching, network_hosts, ports, serving
 
 pytestmark = pytest.mark.multiprocess
 
 _INVARIANT = {'strategy.name': 'invariant', 'strategy.logical_shards': '12'}
+_BATCH, _EXAMPLES = 24, 240
 _KEYS = {
-  'batch_size': '24',
+  'batch_size': str(_BATCH),
   'model.norm_group': '2',
-  'data.synthetic_examples': '240',
+  'data.source': 'tests.user_source:Numbered',
+  'data.image_size': '28',
+  'data.resize': '28',
+  'data.augment': 'none',
+  'checkpoint.best_metric': 'loss',  # falls at nearly each evaluation
   'cluster.heartbeat_timeout': '3',
   'cluster.mirror_every': '1',
   'eval.every': '20 steps',
 }
+# Learned so slowly that nearly each evaluation has a best checkpoint.
+_LENET = {
+  **launching.CONSTANT,
+  'optimizer.learning_rate': '0.001',
+  'checkpoint.every': '15 steps',
+  'checkpoint.keep_best': '3',
+  'eval.every': '10 steps',
+  'cluster.heartbeat_timeout': '20',
+  'log.every': '1 steps',
+  'log.tensorboard': 'False',
+}
 _WITHIN = 100  # seconds for a start on a machine that does other work
+_LONG = 1800  # likewise for any number of steps
 
 
 def _arguments(workdir, steps, strategy=_INVARIANT, **keys):
@@ -48,18 +68,25 @@ def _has_gone_on(workdir, restarts):
 def three(tmp_path):
   """The workdir and ranks of three processes that have made some steps."""
   workdir = tmp_path / 'run'
-  pause = {'ANP_PAUSE': '0.2'}  # a step, or the run would be over first
-  with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
+  # Longer steps, or the run would be over first.
+  environment = {'ANP_PAUSE': '0.2', **_recorded(tmp_path)}
+  with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=environment) as ranks:
     launching.wait_until(lambda: len(_lines(workdir, 'train')) > 3)
     yield workdir, ranks
 
 
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory):
-  """The weights and losses of the same run in one process."""
+  """The workdir of the same run in one process."""
   folder = tmp_path_factory.mktemp('undisturbed')
-  launching.run(folder, 1, _arguments(folder / 'run', 60))
-  return launching.weights(folder / 'run'), _losses(folder / 'run')
+  arguments, environment = _arguments(folder / 'run', 60), _recorded(folder)
+  launching.run(folder, 1, arguments, environment=environment, timeout=_LONG)
+  return folder / 'run'
+
+
+def _recorded(folder):
+  """Variables of processes that record there what they train on."""
+  return {'ANP_BATCHES': str(folder / 'batches')}
 
 
 def _losses(workdir):
@@ -69,9 +96,49 @@ def _losses(workdir):
 
 
 def _assert_same(workdir, undisturbed):
-  weights, losses = undisturbed
-  assert _losses(workdir) == losses
-  serving.same_bits(launching.weights(workdir), weights)
+  """Losses, validations, scores, and the newest and the best checkpoints: all bits."""
+  assert _losses(workdir) == _losses(undisturbed)
+  assert _validations(workdir) == _validations(undisturbed)
+  assert _scores(workdir) == _scores(undisturbed)
+  for read in launching.weights, launching.best_weights:
+    serving.same_bits(read(workdir), read(undisturbed))
+
+
+def _validations(workdir):
+  """The numbers of all evaluations, which do not repeat."""
+  return [{**line, 'time': 0} for line in _lines(workdir, 'validation')]
+
+
+def _scores(workdir):
+  """The text of each scores.json by its path in the run."""
+  return {str(p.relative_to(workdir)): p.read_text() for p in workdir.rglob('scores.json')}
+
+
+def _assert_trained_the_same(workdir, undisturbed, steps):
+  """The recorded examples: of each step the undisturbed run's, and of each epoch all, once."""
+  numbers = _trained(workdir.parent / 'batches', steps)
+  np.testing.assert_array_equal(numbers, _trained(undisturbed.parent / 'batches', steps))
+  per_epoch = _EXAMPLES // _BATCH
+  epochs = numbers[: steps - steps % per_epoch].reshape(-1, _EXAMPLES)
+  np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(_EXAMPLES), (len(epochs), 1)))
+
+
+def _trained(folder, steps):
+  """(steps, batch) numbers of the images by row, in the last generation that made a step."""
+  last: dict[int, tuple[int, list]] = {}
+  for path in folder.iterdir():
+    for r in files.read_json_lines(str(path)):
+      newest, pairs = last.get(r['step'], (-1, []))
+      if r['generation'] > newest:
+        newest, pairs = r['generation'], []
+      if r['generation'] == newest:
+        last[r['step']] = newest, [*pairs, *zip(r['rows'], r['numbers'], strict=True)]
+  batches = []
+  for step in range(1, steps + 1):
+    rows, numbers = zip(*sorted(last[step][1]), strict=True)
+    assert rows == tuple(range(_BATCH)), f'step {step}'  # none is lost or repeated
+    batches.append(numbers)
+  return np.array(batches)
 
 
 @pytest.mark.parametrize('lost', [0, builders.soak(2)])
@@ -97,6 +164,7 @@ def test_the_others_go_on_and_one_that_comes_back_takes_part(three, undisturbed,
   assert re.fullmatch(rf'rank {lost} on \S+ has gone: .*', gone['lost'][0])
   assert f'{gone["lost"][0]}: going on with 2 of 3 processes from step {gone["step"]};' in text
   _assert_same(workdir, undisturbed)
+  _assert_trained_the_same(workdir, undisturbed, 60)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +189,34 @@ def test_a_divided_state_survives_in_the_memory_of_the_others(tmp_path, keys):
   assert line['step'] > 2 and not (workdir / f'checkpoints/{line["step"]}').exists()
   # Sums over another number of devices round differently.
   np.testing.assert_allclose(_losses(workdir), _losses(tmp_path / 'alone'), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'kills',
+  [
+    ['2 input 1 KILL'],
+    builders.soak(['1 compiling 1 KILL']),
+    builders.soak(['0 evaluating 1 KILL']),
+    builders.soak(['1 saving 1 KILL']),
+    builders.soak(['0 step 9 KILL', '1 joining 1 KILL']),  # it was rank 2
+  ],
+  ids=lambda kills: kills[-1].split()[1],
+)
+def test_one_is_killed_at_a_named_moment(tmp_path, undisturbed, kills):
+  workdir, log = tmp_path / 'run', tmp_path / 'kills'
+  environment = {
+    'ANP_KILL': ';'.join(kills),
+    'ANP_KILL_LOG': str(log),
+    'ANP_STALL': '2 9' if 'input' in kills[0] else '',
+    **_recorded(tmp_path),
+  }
+  with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=environment) as ranks:
+    statuses = ranks.wait(_LONG)
+  assert log.read_text().splitlines() == kills, ranks.text()
+  assert sorted(statuses) == [-signal.SIGKILL] * len(kills) + [0] * (3 - len(kills))
+  assert _lines(workdir, 'restart')[-1]['processes'] == 3 - len(kills)
+  _assert_same(workdir, undisturbed)
+  _assert_trained_the_same(workdir, undisturbed, 60)
 
 
 def test_one_that_was_stopped_comes_back_as_a_spare(three, undisturbed):
@@ -169,33 +265,95 @@ def test_too_few_that_would_be_left_save_and_stop(tmp_path):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize('rank, heals', [(3, True), (0, False)], ids=['heals', 'stays'])
+def test_a_host_is_cut_off(tmp_path, undisturbed, rank, heals):
+  """The others go on; it finds them again, or ends when it has heard of nobody."""
+  workdir, name = tmp_path / 'run', f'{network_hosts.PREFIX}{rank}'
+  environment = {'ANP_PAUSE': '0.4', 'ANP_NODES': network_hosts.PREFIX, **_recorded(tmp_path)}
+  with network_hosts.open_hosts(4) as host:
+    place = f'--coordinator={host}:{launching.free_port()}'
+    arguments = _arguments(workdir, 60, **{'cluster.heartbeat_timeout': '10'})
+    with launching.Ranks(tmp_path, 4, [*arguments, place], environment=environment) as ranks:
+      launching.wait_until(lambda: len(_lines(workdir, 'train')) > 3, _LONG)
+      network_hosts.cut(rank)
+      if heals:
+        launching.wait_until(lambda: _is_restarted(ranks.processes[0]), _LONG)
+        network_hosts.heal(rank)
+      ranks.ends(*(75 if i == rank and not heals else 0 for i in range(4)), timeout=_LONG)
+  lines = _lines(workdir, 'restart')
+  assert re.match(rf'rank {rank} on {name} has been silent for 1\d s', lines[0]['lost'][0])
+  assert lines[-1]['processes'] == 3 + heals
+  if not heals:
+    assert f'rank 3 may go on without rank {rank} on {name}: ending' in ranks.text(rank)
+  _assert_same(workdir, undisturbed)
+  _assert_trained_the_same(workdir, undisturbed, 60)
+
+
+def _is_restarted(process):
+  """Whether a process is another program than the one that forked."""
+  environment = pathlib.Path(f'/proc/{process.pid}/environ').read_bytes()
+  return f'{generation.VARIABLE}='.encode() in environment
+
+
+def _lenet(workdir, steps, strategy):
+  keys = {**_KEYS, **_LENET, **strategy, 'duration': f'{steps} steps'}
+  del keys['model.norm_group']
+  return ['--config=configs/lenet.py', f'--workdir={workdir}', *launching.typed(keys)]
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(0)  # as many as are asked for
-def test_random_losses_change_no_bit(tmp_path):
-  """One or two of four, rank 0 too, at any moment; each comes back."""
-  chance = random.Random(int(os.environ.get('ANP_SEED', '0')))
-  workdir = tmp_path / 'run'
-  keys = {'schedule.name': 'constant', 'checkpoint.every': '50 steps', 'eval.every': '20 steps'}
-  arguments = _arguments(workdir, 10**6, **keys)
-  environment = {'ANP_PAUSE': '0.05'}
-  with launching.Ranks(tmp_path, 4, arguments, environment=environment) as ranks:
-    launching.wait_until(lambda: _lines(workdir, 'train'))
-    lost: list[int] = []
-    for _ in range(int(os.environ.get('ANP_LOSSES', '3'))):
-      time.sleep(chance.uniform(0, 8))
-      comes = lost
-      while not {*range(4)} - {*lost, *comes} or lost is comes:  # one stays that takes part
-        lost = chance.sample(range(4), chance.choice([1, 2]))
-      for rank in lost:
-        ranks.processes[rank].kill()
-      before = len(_lines(workdir, 'train'))
-      launching.wait_until(lambda before=before: len(_lines(workdir, 'train')) > before + 1)
-      for rank in lost:
-        ranks.restart(rank, joins=True)
-    launching.wait_until(lambda: _lines(workdir, 'restart')[-1]['processes'] == 4)
+@pytest.mark.parametrize(
+  ('strategy', 'environment'),
+  [(_INVARIANT, {}), ({'strategy.name': 'sync', **launching.FLOAT64}, launching.X64)],
+  ids=['invariant', 'sync'],
+)
+def test_random_losses_of_lenet(tmp_path, strategy, environment):
+  """One or two of four, rank 0 too, at any moment; each comes back.
+
+  The last steps, after a stop, end with an evaluation of each example.
+  """
+  workdir, alone = tmp_path / 'run', tmp_path / 'alone' / 'run'
+  start = _lenet(workdir, 10**6, strategy)
+  recorded = {**environment, **_recorded(tmp_path)}
+  with launching.Ranks(tmp_path, 4, start, environment=recorded | {'ANP_PAUSE': '0.05'}) as ranks:
+    _lose_at_random(ranks, workdir)
     for process in ranks.processes:
       process.terminate()
-    ranks.ends(0, 0, 0, 0)
+    ranks.ends(0, 0, 0, 0, timeout=_LONG)
   step = json.loads((workdir / 'stopped.json').read_text())['step']
-  alone = tmp_path / 'alone'
-  launching.run(tmp_path, 1, _arguments(alone, step, **keys))
-  _assert_same(workdir, (launching.weights(alone), _losses(alone)))
+  environment = environment | {'ANP_BATCHES': str(tmp_path / 'last')}
+  options = {'environment': environment, 'timeout': _LONG}
+  launching.run(tmp_path, 4, _lenet(workdir, step + 20, strategy), **options)
+  options['environment'] = recorded | _recorded(alone.parent)
+  launching.run(alone.parent, 1, _lenet(alone, step + 20, strategy), **options)
+  _assert_trained_the_same(workdir, alone, step)
+  # Sums over another number of devices round differently.
+  np.testing.assert_allclose(_losses(workdir), _losses(alone), rtol=0, atol=1e-5)
+  if strategy is _INVARIANT:
+    assert len(_scores(alone)) == 1
+    _assert_same(workdir, alone)
+  print(f'{step + 20} steps, {len(_lines(workdir, "restart"))} restarts')
+
+
+def _lose_at_random(ranks, workdir):
+  """Kills one or two processes again and again, and has them join again."""
+  chance = random.Random(int(os.environ.get('ANP_SEED', '0')))
+  launching.wait_until(lambda: _lines(workdir, 'train'), _LONG)
+  lost: list[int] = []
+  for number in range(int(os.environ.get('ANP_LOSSES', '3'))):
+    time.sleep(chance.uniform(0, 8))
+    comes = lost
+    while not {*range(4)} - {*lost, *comes} or lost is comes:  # one stays that takes part
+      lost = chance.sample(range(4), chance.choice([1, 2]))
+    before = len(_lines(workdir, 'train'))
+    print(f'loss {number}: ranks {lost} at step {before}', flush=True)
+    for rank in lost:
+      ranks.processes[rank].kill()
+    launching.wait_until(
+      lambda before=before: len(_lines(workdir, 'train')) > before + 1, _LONG, ranks.text
+    )
+    for rank in lost:
+      ranks.restart(rank, joins=True)
+  launching.wait_until(lambda: _lines(workdir, 'restart')[-1]['processes'] == 4, _LONG, ranks.text)
