@@ -99,7 +99,8 @@ class Members(dict[int, Member]):
     self._generation = generation._replace(started_at=generation.started_at or time.time())
     self.addresses = dict(generation.addresses)
     everyone = set(self.addresses) if generation.number else set(range(count))
-    self._expected = everyone - set(generation.lost)
+    # The coordinator's process may have missed its own words, in a time without a core.
+    self._expected = everyone - (generation.lost.keys() - {first})
     self.ranks = sorted(self._expected)
     self.sizes = generation.sizes
     self._least = 1  # processes of an elastic run

@@ -267,6 +267,12 @@ def _members(first, here, new, **states):
   return result
 
 
+def test_a_coordinator_that_missed_its_own_words_waits_for_itself():
+  """Else it begins without any process, and ends."""
+  run = members.Members(4, 'job', 2, _generation(2, lost=(2,)))
+  assert not run.are_complete()
+
+
 @pytest.mark.parametrize(
   'here, sizes, ranks',
   [
