@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-PREFIX = 'anp-host'  # of the name of each, before its rank; for ANP_NODES of phased.py
+PREFIX = 'anp-host'  # of the name of each, before its rank; for ANP_HOSTS of phased.py
 _BRIDGE, _NETWORK = 'anp-bridge', '10.77.19'
 
 

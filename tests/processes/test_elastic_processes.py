@@ -270,7 +270,7 @@ def test_too_few_that_would_be_left_save_and_stop(tmp_path):
 def test_a_host_is_cut_off(tmp_path, undisturbed, rank, heals):
   """The others go on; it finds them again, or ends when it has heard of nobody."""
   workdir, name = tmp_path / 'run', f'{network_hosts.PREFIX}{rank}'
-  environment = {'ANP_PAUSE': '0.4', 'ANP_NODES': network_hosts.PREFIX, **_recorded(tmp_path)}
+  environment = {'ANP_PAUSE': '0.4', 'ANP_HOSTS': network_hosts.PREFIX, **_recorded(tmp_path)}
   with network_hosts.open_hosts(4) as host:
     place = f'--coordinator={host}:{launching.free_port()}'
     arguments = _arguments(workdir, 60, **{'cluster.heartbeat_timeout': '10'})
