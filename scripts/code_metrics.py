@@ -24,8 +24,8 @@ MAX_ATTRIBUTES = 12  # of a class
 # why may raise one.
 BUDGET = {
   'anp_jax': 790,
-  'anp_jax/checkpoint': 2_415,
-  'anp_jax/cluster': 3_040,
+  'anp_jax/checkpoint': 2_420,
+  'anp_jax/cluster': 3_045,
   'anp_jax/config': 2_250,
   'anp_jax/costs': 445,
   'anp_jax/data': 5_930,
@@ -38,9 +38,9 @@ BUDGET = {
   'anp_jax/system': 2_265,
   'anp_jax/tools': 5_875,
   'anp_jax/training': 1_145,
-  'core': 30_445,
+  'core': 30_450,
   'scripts': 2_610,
-  'tests': 39_300,
+  'tests': 39_330,
   'docs': 3_000,
 }
 # A variable is a noun of the domain: no bare participle, no pronoun.

@@ -3,9 +3,10 @@
 A process that restarts in place inherits its copies as open files without a name: they
 end with the last process that holds them. All processes copy the same steps. A copy
 overwrites the one before: a process that is lost meanwhile takes its copies along, and
-a restart waits until all is written, as it is on the device already. Where the state is
-divided over the processes, each one also copies the part of one on the next host, and
-keeps the copy before, as another process may be lost before it has written.
+a restart waits until all is written, as it is on the device already. Where that takes
+seconds, the copy before is kept, too. Where the state is divided over the processes, each
+one also copies the part of one on the next host, and keeps the copy before, as another
+process may be lost before it has written.
 
 If a step's numbers are lost with process 0, a run goes on from the copy before as long
 as one process has not overwritten it yet, and else from the newest checkpoint.
@@ -24,6 +25,7 @@ import numpy as np
 
 from anp_jax import cluster
 from anp_jax.checkpoint import memory_slot
+from anp_jax.cluster import generation
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import error_lines, host_memory, memory as memory_lib
 
@@ -174,8 +176,8 @@ class HostMirror:
       return
     start = time.monotonic()
     slot, older = sorted(self._slots, key=lambda slot: slot.step, reverse=True)
-    if any(self._is_divided):
-      slot = older
+    if any(self._is_divided) or self._seconds > generation.WRITTEN_WITHIN / 2:
+      slot = older  # the other one stays
     else:
       older.clear()
     try:

@@ -21,9 +21,9 @@ from anp_jax.config import urls
 VARIABLE = 'ANP_GENERATION'
 HELD_BACK = signal.SIGTERM, signal.SIGUSR1  # during a restart
 # Held while a file that the next generation inherits is not whole: a restart waits for it,
-# but not for one that hangs, and no longer than the other processes wait for this one.
+# but not for one that hangs, or longer than the other processes wait for this one.
 writing = threading.RLock()
-_WRITTEN_WITHIN = 20.0  # seconds; a state of GB takes some
+WRITTEN_WITHIN = 10.0  # seconds
 
 
 class Interruption(NamedTuple):
@@ -110,7 +110,7 @@ def restart(generation: Generation) -> NoReturn:
   Raises:
     OSError: if that cannot be.
   """
-  is_whole = writing.acquire(timeout=_WRITTEN_WITHIN)
+  is_whole = writing.acquire(timeout=WRITTEN_WITHIN)
   try:
     _execute(generation)
   finally:

@@ -146,13 +146,13 @@ def verdict(table: Sequence[Row]) -> str:
   if len(stepping) < 2:
     return NOBODY
   step = max(row.input + row.rest for row in stepping)
-  if late := _late({row.name: row.input for row in stepping}, step, 'input'):
+  paused = max(sum(row.pauses) for row in stepping)
+  if not step:
+    return NOBODY
+  if late := _late({row.name: row.input for row in stepping}, step + paused, 'input'):
     return late
   # A save takes some of a step's cores.
-  paused = any(
-    sum(row.pauses) >= _PART * (row.input + row.rest + sum(row.pauses)) for row in stepping
-  )
-  if paused or not all('computing' in row.compared for row in stepping):
+  if paused >= _PART * (step + paused) or not all('computing' in r.compared for r in stepping):
     return NOBODY
   needs = _needs(stepping)
   waits = 1 - max(row.input + needs[row.name] for row in stepping) / step

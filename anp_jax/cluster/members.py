@@ -275,8 +275,12 @@ class Members(dict[int, Member]):
   def _lost(self):
     """Why each process is missing that trained before, by rank, also if nobody was told."""
     before, names = self._generation.lost, self._generation.interruption.names
-    # One that did not come to the restart before may be here now.
-    lost = {rank: w for rank, w in before.items() if rank not in self or not w.endswith(_MISSING)}
+    # One that did not come to the restart before may be here now, and the coordinator's is.
+    lost = {
+      rank: why
+      for rank, why in before.items()
+      if rank != self.first_rank and (rank not in self or not why.endswith(_MISSING))
+    }
     for rank in names.keys() - self.keys():
       lost.setdefault(rank, f'{names[rank]} {_MISSING}')
     return lost

@@ -226,15 +226,22 @@ def test_a_restart_waits_until_a_copy_is_whole(descriptors, monkeypatch):
   goes_on.set()
   restart.join(60)
   assert steps == [8]
-  monkeypatch.setattr(generation, '_WRITTEN_WITHIN', 0.1)
+  monkeypatch.setattr(generation, 'WRITTEN_WITHIN', 0.1)
   goes_on.clear()
   is_writing.clear()
-  mirror.keep(9, state)  # one that hangs holds no restart up, and is none
+  mirror.keep(9, state)  # one that hangs holds no restart up, which has the one before
   mirror._write_pending()
   assert is_writing.wait(60)
   generation.restart(generation.FIRST)
   goes_on.set()
-  assert mirror.wait() == 9 and steps == [8]
+  assert mirror.wait() == 9 and steps == [8, 8]
+
+
+def test_a_copy_that_takes_long_leaves_the_one_before(monkeypatch):
+  """A restart does not wait for its end."""
+  monkeypatch.setattr(generation, 'WRITTEN_WITHIN', 0.0)
+  mirror, *_ = _kept(2, steps=(7, 8, 9))
+  assert _steps(mirror) == [9, 8]
 
 
 def test_a_copy_that_fails_holds_no_restart_up(monkeypatch, capsys):

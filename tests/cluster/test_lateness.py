@@ -70,6 +70,12 @@ def _rows(*changed, count=4):
     ),
     ([_row(1, cpu=0.2, delay=0.5, compared=['input'])], 'no process is late'),
     ([_row(1, cpu=0.2, delay=0.5, pauses=(0, 25, 0))], 'no process is late'),
+    # Nearly all of the window is an evaluation, or nothing was spent on steps.
+    (
+      [_row(i, input=1 + 2 * i, rest=0, pauses=(9000, 0, 0)) for i in range(4)],
+      'no process is late',
+    ),
+    ([_row(i, input=0, rest=0) for i in range(4)], 'no process is late'),
     # Each makes steps of its own: only one that is stuck is named.
     ([_row(rank, input=30 * rank, compared=()) for rank in range(4)], 'no process is late'),
     (

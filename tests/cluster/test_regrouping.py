@@ -271,6 +271,9 @@ def test_a_coordinator_that_missed_its_own_words_waits_for_itself():
   """Else it begins without any process, and ends."""
   run = members.Members(4, 'job', 2, _generation(2, lost=(2,)))
   assert not run.are_complete()
+  run = _members(2, (0, 1, 2), _generation(0, 1, 2)._replace(lost={2: 'rank 2 is silent'}))
+  run.begin(99, least=1)
+  assert run.start_of(run[2])['lost'] == {} and run.losses() == []
 
 
 @pytest.mark.parametrize(
