@@ -15,7 +15,8 @@ cd "$(dirname "$(readlink -f "$0")")/.." || exit 2
 out=${OUT:-runs/accelerator}
 limit=175  # seconds of a part
 cifar10=${CIFAR10:-cifar10}
-[ -d "$cifar10/train" ] && cifar10=$out/cifar10.npz
+tree=$cifar10
+[ -d "$tree/train" ] && cifar10=$out/cifar10.npz
 
 recipe=:modern network=resnet50_gpu sizes='--rounds=6'
 repeats=2 batches=128,256 target=gpu:h200:1x1 members='--members=16 --steps=2000 --rounds=1' runs=50 few=5

@@ -2,7 +2,7 @@
 #
 # `parts` prints, a line each, a name and the arguments of `python -m`, whose words have no
 # spaces in them. `out` is the folder of the logs, `limit` the most seconds of a part (0: none),
-# `cifar10` the path of that set, and `platform` where studies compute (empty: as JAX_PLATFORMS says).
+# `cifar10` the path of that set, `tree` of its images, and `platform` where studies compute (empty: as JAX_PLATFORMS says).
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 
 if [ "${1:-}" = --list ]; then
@@ -25,12 +25,14 @@ while read -r name command; do
   echo "$name: python -m $command"
   if [[ $command == *"=$out/cifar10.npz"* ]] && [ ! -e "$out/cifar10.npz" ]; then
     # Pillow reads the images once, for all parts.
-    "$python" -m scripts.pack_arrays "$CIFAR10" "$out/part.npz" && mv "$out/part.npz" "$out/cifar10.npz"
+    "$python" -m scripts.pack_arrays "$tree" "$out/part.npz" && mv "$out/part.npz" "$out/cifar10.npz"
   fi
   begin=$SECONDS log=$out/$name.log json=$out/$name.json where=
   # Runs of simulated workers, whose own speed is not measured, would take the CPU.
   [[ $command == *tools.study* && ${platform:-} ]] && where="env JAX_PLATFORMS=$platform"
-  timeout --kill-after=5 "$limit" $where "$python" -m $command >"$log" 2>&1 </dev/null
+  # Ctrl-C reaches what is in the terminal's group; a limit ends the children of a study, too.
+  [ "$limit" -gt 0 ] && ends="timeout --kill-after=5 $limit" || ends=
+  $ends $where "$python" -m $command >"$log" 2>&1 </dev/null
   case $? in
     0) ending=done ;;
     124 | 137) ending="stopped after $limit s" ;;

@@ -15,7 +15,8 @@ cd "$(dirname "$(readlink -f "$0")")/.." || exit 2
 out=${OUT:-runs/tables}
 limit=0
 cifar10=${CIFAR10:-CIFAR10}
-[ -d "$cifar10/train" ] && cifar10=$out/cifar10.npz
+tree=$cifar10
+[ -d "$tree/train" ] && cifar10=$out/cifar10.npz
 
 three=${SEEDS:-0,1,2} five=${SEEDS:-0,1,2,3,4} eight=${SEEDS:-0,1,2,3,4,5,6,7}
 lenet="--config=configs/lenet.py:mnist --config.data.source=arrays --config.data.path=${MNIST:-MNIST}"

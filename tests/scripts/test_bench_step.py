@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from anp_jax.system import onednn
-from scripts.bench import _cases, _contest, _peers, _torch_peers, step
+from scripts.bench import _cases, _contest, _peers, _step_worker, _torch_peers, step
 from tests import launching, timm_peer
 
 H100 = 'NVIDIA H100 80GB HBM3'
@@ -68,6 +69,25 @@ def test_our_flags_are_ours_and_the_allocator_is_everyones(monkeypatch):
   assert 'xla_cpu' in ours.pop('XLA_FLAGS')
   assert ours == peer
   assert ours['GLIBC_TUNABLES'] == 'glibc.malloc.hugetlb=1' and ours['A'] == '1'
+
+
+def test_operations_are_those_of_the_device_where_there_is_one():
+  def event(name, **stats):
+    return types.SimpleNamespace(name=name, stats=list(stats.items()))
+
+  def plane(name, *events):
+    line = types.SimpleNamespace(events=events)
+    return types.SimpleNamespace(name=name, lines=[line])
+
+  host = plane('/host:CPU', event('fusion.1', hlo_op='fusion.1'), event('wait', id=1))
+  device = plane('/device:GPU:0', event('gemm', hlo_op='custom-call'))
+
+  def names(*planes):
+    data = types.SimpleNamespace(planes=planes)
+    return [e.name for e in _step_worker.operations(data)]
+
+  assert names(host) == ['fusion.1']
+  assert names(host, device) == ['gemm']
 
 
 @pytest.mark.parametrize('name', PARAMETERS)

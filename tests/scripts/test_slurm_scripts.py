@@ -338,7 +338,7 @@ _LOSES_A_NODE = """
 echo "$MEMBERS" >"$WORKDIR/members.json"
 echo 'srun: error: Node failure on node2' >&2
 until [ -s "$NOTES/sbatch.calls" ] || [ "$SECONDS" -ge "$LASTS" ]; do command -p sleep 0.1; done
-command -p sleep 0.3
+command -p sleep 2
 """
 _OPTIONS = (
   '--partition=long --account=(null) --qos=fast --time=1-00:00:00 --constraint=(null) '
