@@ -44,7 +44,9 @@ def _forget():
 
 def _in_process(**variables):
   """The lines in which a Python process with these variables says what it finds."""
-  return launching.python('-c', _SAY, status=0, **variables).stdout.splitlines()
+  return launching.python(
+    '-c', _SAY, status=0, **{library.VARIABLE: '', **variables}
+  ).stdout.splitlines()
 
 
 def _is_refused(reason):
