@@ -187,7 +187,7 @@ def main(argv: list[str]) -> int:
   if option == '--code':
     print('| part | lines | budget |\n|---|---|---|')
     for part, lines in code_by_part().items():
-      print(f'| {part} | {lines:,} | {BUDGET.get(part, 0):,} |')
+      print(f'| {part} | {lines:,} | {BUDGET[part]:,} |')
     return 0
   if option != '--rules' or not paths:
     print(__doc__)

@@ -2,7 +2,8 @@
 #
 # `parts` prints, a line each, a name and the arguments of `python -m`, whose words have no
 # spaces in them. `out` is the folder of the logs, `limit` the most seconds of a part (0: none),
-# `cifar10` the path of that set, `tree` of its images, and `platform` where studies compute (empty: as JAX_PLATFORMS says).
+# `cifar10` the path of that set, `tree` that of its images, and `platform` where studies
+# compute (empty: as JAX_PLATFORMS says).
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 
 if [ "${1:-}" = --list ]; then
