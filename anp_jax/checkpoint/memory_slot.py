@@ -67,17 +67,20 @@ class Slot:
     *starts, end = np.cumsum([_HEADER.size, *(piece.data.nbytes for piece in pieces)]).tolist()
     longest = _table(version, pieces, starts, [_MAX_CHECKSUM] * len(pieces))
     size = end + len(longest)
-    with generation.writing, mmap.mmap(self._reserved(size), size) as memory:
+    with generation.writing:
+      file = self._reserved(size)
       self.version = _NONE
-      memory[: _HEADER.size] = bytes(_HEADER.size)
+      _store(file, 0, bytes(_HEADER.size))
       checksums = []
       for piece, start in zip(pieces, starts, strict=True):
-        checksums.append(_store(piece.data, memory, start))
+        block = np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8).data
+        _store(file, start, block)
+        checksums.append(zlib.crc32(block))
         if isinstance(piece.data, jax.Array):
           piece.data.delete()  # with what it has fetched to the host
       table = _table(version, pieces, starts, checksums)
-      memory[end : end + len(table)] = table
-      memory[: _HEADER.size] = _HEADER.pack(end, len(table))
+      _store(file, end, table)
+      _store(file, 0, _HEADER.pack(end, len(table)))
     self._table, self.version = json.loads(table), version
 
   def read(self) -> list[Piece]:
@@ -131,12 +134,12 @@ def _table(version, pieces, starts, checksums):
   return json.dumps({'version': version, 'blocks': blocks}).encode()
 
 
-def _store(data, memory, start):
-  """Writes an array to a place in memory; returns its checksum."""
-  block = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-  # NumPy lets other threads run meanwhile.
-  np.frombuffer(memory, np.uint8, len(block), start)[:] = block
-  return zlib.crc32(block.data)
+def _store(file, start, data):
+  """Writes bytes; a mapped file would cost its pages' faults at each copy."""
+  rest = memoryview(data)
+  while rest:  # the system writes 2 GB at most
+    written = os.pwrite(file, rest, start)
+    rest, start = rest[written:], start + written
 
 
 def pairs(bounds: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
