@@ -104,6 +104,8 @@ def _contestants(name, keys, folder):
   settings = {'fast': {}, 'exact': {'decode': 'exact'}}
   if name == 'photographs':
     settings['fast, mapped'] = {'cache': 'mapped'}
+  if 'data.path' in keys:
+    settings['fast, strong_crop'] = {'augment': 'strong_crop'}
   ours = {}
   for contestant, more in settings.items():
     config = _common.load(_KEYS | keys | {f'data.{key}': value for key, value in more.items()})
