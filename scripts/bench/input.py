@@ -10,6 +10,8 @@ photographs as they are, ones like ImageNet's (500 x 375, quality 96), and those
 
   decode and crop   the limit: JPEG to crops of the same sizes, without a resize
   fast, exact, ...  config.data.decode and, of the photographs, other keys
+  no pixels, ...    what `fast` takes with a part of its work: with nothing decoded; whole
+                    images decoded; these at 1/2, 1/4 or 1/8; these resized, not mirrored
   tf.data           as Flax's ImageNet example describes its own: random crop decoded,
                     bicubic, flip, float32 on the host
   torch             PyTorch's DataLoader with Pillow, or with simplejpeg and OpenCV
@@ -113,6 +115,8 @@ def _contestants(name, keys, folder):
     ours[contestant] = pipeline.batches(source, _sampler(config, len(source), _BATCH))
   config = _common.load(_KEYS | keys)
   source = sources.open_source(config, training=True)
+  if 'data.path' in keys:
+    ours |= _stages(config, source)
   files = _files(source, os.path.join(folder, name))
   peers = {'tf.data': _plain(config, files)}
   try:
@@ -143,6 +147,34 @@ def _time(name, contestants, flags, rows, ratios):
     median = statistics.median(values)
     cells = f'{statistics.median(over):.2f} ({over[0]:.2f} to {over[-1]:.2f})'
     rows.append((key, f'{median * 1e3:.3f}', f'{1 / median:.0f}', f'{of_limit:.2f}', cells))
+
+
+def _stages(config, source):
+  """Endless batches by the part of the work of `fast` that they take."""
+  side = config.data.image_size
+
+  def reduced(image, box, *_):
+    decode_opencv.decoded(image, decode_opencv.reduced(box, side)[0])
+
+  cuts = {
+    'no pixels': lambda *_: None,
+    'decoded whole': lambda image, *_: decode_opencv.decoded(image, 0),
+    'decoded': reduced,
+    'not mirrored': lambda image, box, _, out: decode_opencv.view(image, box, False, out),
+  }
+  sampler = _sampler(config, len(source), _BATCH)
+  return {stage: _cut(source, sampler, _opened, cut) for stage, cut in cuts.items()}
+
+
+def _opened(file):
+  return decode_opencv.opened(file, 100)
+
+
+def _cut(source, sampler, prepare, cut):
+  """What `pipeline.batches` yields, by one thread and with other operations."""
+  with futures.ThreadPoolExecutor(1) as pool:
+    reader = batch_reader.BatchReader(source, sampler, corruption.Registry(source), pool)
+    yield from reader.batches(prepare, cut)
 
 
 def _sampler(config, examples, batch):
@@ -237,19 +269,14 @@ def _assembly(seconds):
   Image.new('RGB', (400, 300)).save(file, 'JPEG')
   blank = _Blank(file.getvalue())
   sampler = _sampler(_common.load(_KEYS), 10**6, 256)
-  prepare = {
-    'an array': lambda _: np.broadcast_to(np.uint8(0), (256, 341, 3)),
-    'a file': lambda file: decode_opencv.opened(file, 100),
-  }
+  prepare = {'an array': lambda _: np.broadcast_to(np.uint8(0), (256, 341, 3)), 'a file': _opened}
   for (name, function), is_fed in itertools.product(prepare.items(), (False, True)):
-    with futures.ThreadPoolExecutor(1) as pool:
-      reader = batch_reader.BatchReader(blank, sampler, corruption.Registry(blank), pool)
-      batches = itertools.islice(reader.batches(function, lambda *_: None), 4, None)
-      if is_fed:
-        with contextlib.closing(_fed(batches, sampler)) as stream:
-          rate = _rate(stream, seconds)
-      else:
-        rate = _rate(batches, seconds)
+    batches = itertools.islice(_cut(blank, sampler, function, lambda *_: None), 4, None)
+    if is_fed:
+      with contextlib.closing(_fed(batches, sampler)) as stream:
+        rate = _rate(stream, seconds)
+    else:
+      rate = _rate(batches, seconds)
     place = f', on {_DEVICES} devices' * is_fed
     yield f'assembly, {name} not decoded{place}', '', f'{rate:.0f} a process', '', ''
 

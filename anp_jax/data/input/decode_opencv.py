@@ -71,7 +71,7 @@ def view(image: Jpeg | np.ndarray, box: np.ndarray, flip: bool, out: np.ndarray)
   """
   if isinstance(image, Jpeg):
     halvings, (top, left, height, width) = reduced(box, len(out))
-    pixels = _decoded(image, halvings)
+    pixels = decoded(image, halvings)
   else:
     pixels, (top, left, height, width) = image, map(int, box)
   pixels = pixels[top : top + height, left : left + width]
@@ -97,8 +97,19 @@ def reduced(box: np.ndarray, side: int) -> tuple[int, list[int]]:
   return halvings, [int(n) >> halvings for n in box]
 
 
-def _decoded(image, halvings):
-  """A JPEG at a part of its scale, in memory that the thread's next one takes."""
+def decoded(image: Jpeg, halvings: int) -> np.ndarray:
+  """A JPEG at a part of its scale, in memory that the thread's next one takes.
+
+  Args:
+    image: file.
+    halvings: how often its height and width are halved, rounded up; at most three.
+
+  Returns:
+    (height, width, 3) uint8.
+
+  Raises:
+    ValueError: for a file that is not whole.
+  """
   height, width = image.shape
   # Fresh memory for each image would take a seventh of the time.
   if len(getattr(_scratch, 'pixels', ())) < height * width * 3:
