@@ -46,6 +46,7 @@ start scripts.bench.start --recipes=$recipe --repeats=$repeats $images
 efficientnet scripts.bench.step --cases=efficientnet_b0_gpu --peers=torch_eager $sizes
 convnext scripts.bench.step --cases=convnext_tiny_gpu --peers=torch_eager $sizes
 augment scripts.bench.step --cases=convnext_tiny_gpu --peers=strong_crop $sizes
+autotune scripts.bench.once.autotune --case=${network/resnet50/efficientnet_b0} --folder=$out/autotune
 compiled scripts.bench.step --cases=$network --peers=torch_compile $sizes
 resume scripts.bench.resume $config
 restart scripts.bench.once.restart --case=$network
