@@ -76,16 +76,35 @@ def _ahead(step):
 
 
 def flax_step(case) -> Contestant:
-  """Stock Flax: its own layers, one jit, the state donated."""
+  """Stock Flax: its own layers in the plain step."""
   import jax
   import jax.numpy as jnp
-  import optax
 
-  net = flax_network(case)
+  from scripts.bench import _flax_networks
+
   pixels, names = jax.random.split(jax.random.key(0))
   shape = (case.batch, case.side, case.side, 3)
   images = jax.random.bits(pixels, shape, jnp.uint8)
   labels = jax.random.randint(names, (case.batch,), 0, case.classes)
+  create, step = plain_step(case, _flax_networks.network(case))
+  return jax_contestant(step, create(), images, labels)
+
+
+def plain_step(case, net) -> tuple[Callable, Callable]:
+  """A network's training step as Flax's users write it: one jit, the state donated.
+
+  Args:
+    case: what is trained.
+    net: module, called (images, train).
+
+  Returns:
+    Jitted functions: () to the first state, and (state, images, labels) to the next state and
+    the loss.
+  """
+  import jax
+  import jax.numpy as jnp
+  import optax
+
   optimizer = optax.chain(
     optax.add_decayed_weights(
       _cases.DECAY, lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
@@ -99,7 +118,8 @@ def flax_step(case) -> Contestant:
 
   @jax.jit
   def create():
-    variables = dict(net.init(jax.random.key(0), normalised(images[:1]), False))
+    images = jnp.zeros((1, case.side, case.side, 3), case.dtype)
+    variables = dict(net.init(jax.random.key(0), images, False))
     params = variables.pop('params')
     return params, variables, optimizer.init(params)
 
@@ -118,7 +138,7 @@ def flax_step(case) -> Contestant:
     updates, moments = optimizer.update(gradients, moments, params)
     return (optax.apply_updates(params, updates), stats, moments), loss
 
-  return jax_contestant(step, create(), images, labels)
+  return create, step
 
 
 def jax_contestant(step, state, *batch) -> Contestant:
@@ -136,64 +156,3 @@ def jax_contestant(step, state, *batch) -> Contestant:
   device_memory = functools.partial(memory.of_device, device, 'peak_bytes_in_use')
   on_cpu = device.platform == 'cpu'
   return Contestant(run, device_memory, 'cpu' if on_cpu else device.device_kind)
-
-
-def flax_network(case):
-  """The case's network of stock layers, called (images, train)."""
-  from flax import linen as nn
-
-  conv = functools.partial(nn.Conv, dtype=case.dtype)
-  dense = functools.partial(nn.Dense, dtype=case.dtype)
-  # Caffe's pools have windows that the far edge cuts off: one pixel more.
-  edge = ((0, 1), (0, 1))
-
-  def lenet(x):
-    for features in (20, 50):
-      x = conv(features, (5, 5), padding='VALID')(x)
-      x = nn.max_pool(x, (2, 2), (2, 2))
-    return dense(case.classes)(nn.relu(dense(500)(x.reshape(len(x), -1))))
-
-  def response(x):
-    mean = nn.avg_pool(x * x, (3, 3), padding='SAME')
-    return x * (1 + 5e-5 * mean) ** -0.75
-
-  def mean_pool(x):
-    return nn.avg_pool(x, (3, 3), (2, 2), edge, count_include_pad=False)
-
-  def cifar10_full(x):
-    x = nn.max_pool(conv(32, (5, 5))(x), (3, 3), (2, 2), edge)
-    x = response(nn.relu(x))
-    x = response(mean_pool(nn.relu(conv(32, (5, 5))(x))))
-    x = mean_pool(nn.relu(conv(64, (5, 5))(x)))
-    return dense(case.classes)(x.reshape(len(x), -1))
-
-  def resnet(x, train):
-    bare = functools.partial(conv, use_bias=False)
-    norm = functools.partial(nn.BatchNorm, not train, momentum=0.9, dtype=case.dtype)
-    around = ((1, 1), (1, 1))
-    bottleneck = case.model == 'resnet50'
-    wider = 4 if bottleneck else 1
-    x = bare(64, (7, 7), 2, ((3, 3), (3, 3)))(x)
-    x = nn.max_pool(nn.relu(norm()(x)), (3, 3), (2, 2), around)
-    for stage, blocks in enumerate(_cases.BLOCKS[case.model]):
-      for block in range(blocks):
-        inside, stride = 64 * 2**stage, 2 if stage and not block else 1
-        y = x
-        if bottleneck:
-          y = nn.relu(norm()(bare(inside, (1, 1))(y)))
-        y = nn.relu(norm()(bare(inside, (3, 3), stride, around)(y)))
-        last = ((1, 1),) if bottleneck else ((3, 3), 1, around)
-        y = norm()(bare(wider * inside, *last)(y))
-        if x.shape != y.shape:
-          x = norm()(bare(wider * inside, (1, 1), stride)(x))
-        x = nn.relu(x + y)
-    return dense(case.classes)(x.mean((1, 2)))
-
-  class Network(nn.Module):
-    @nn.compact
-    def __call__(self, images, train: bool):
-      if case.model in _cases.BLOCKS:
-        return resnet(images, train)
-      return {'lenet': lenet, 'cifar10_full': cifar10_full}[case.model](images)
-
-  return Network()

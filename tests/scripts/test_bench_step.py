@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 
 from anp_jax.system import onednn
-from scripts.bench import _cases, _contest, _peers, _step_worker, _torch_peers, step
+from scripts.bench import _cases, _contest, _flax_networks, _step_worker, _torch_peers, step
 from tests import launching, timm_peer
 
 H100 = 'NVIDIA H100 80GB HBM3'
-# As published: torchvision's ResNet-50, Caffe's examples.
+# As published: torchvision's ResNet-50, EfficientNet-B0 and ConvNeXt-T; Caffe's examples.
 # The demo's: torchvision's ResNet-18 has 11,689,512, 513,000 in a
 # classifier of 1,000 classes; one for 60 has 30,780.
 PARAMETERS = {
   'resnet50_224': 25_557_032,
+  'efficientnet_b0_gpu': 5_288_548,
+  'convnext_tiny_gpu': 28_589_128,
   'resnet18_demo': 11_689_512 - 513_000 + 30_780,
   'lenet': 431_080 + 2 * 20 * 5 * 5,  # published for gray images
   'cifar10_full': 89_578,
@@ -94,7 +96,7 @@ def test_operations_are_those_of_the_device_where_there_is_one():
 def test_peers_have_the_published_parameters(name):
   case = _cases.CASES[name]
   images = jax.ShapeDtypeStruct((1, case.side, case.side, 3), jnp.float32)
-  init = _peers.flax_network(case).init
+  init = _flax_networks.network(case).init
   variables = jax.eval_shape(lambda x: init(jax.random.key(0), x, True), images)
   sizes = [np.prod(x.shape) for x in jax.tree.leaves(variables['params'])]
   assert sum(sizes) == PARAMETERS[name]
