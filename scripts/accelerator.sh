@@ -48,6 +48,9 @@ convnext scripts.bench.step --cases=convnext_tiny_gpu --peers=torch_eager $sizes
 augment scripts.bench.step --cases=convnext_tiny_gpu --peers=strong_crop $sizes
 autotune scripts.bench.once.autotune --case=${network/resnet50/efficientnet_b0} --folder=$out/autotune
 compiled scripts.bench.step --cases=$network --peers=torch_compile $sizes
+flax_convnext scripts.bench.step --cases=convnext_tiny_gpu --peers=flax $sizes
+flax_efficientnet scripts.bench.step --cases=efficientnet_b0_gpu --peers=flax $sizes
+compiled_convnext scripts.bench.step --cases=convnext_tiny_gpu --peers=torch_compile $sizes
 resume scripts.bench.resume $config
 restart scripts.bench.once.restart --case=$network
 ensemble scripts.bench.ensemble $members
