@@ -10,8 +10,8 @@ of main.py, and the contestants take turns in one process, in an order by chance
   flax    the same network of Flax's own layers in that step
 
 Instructions are those of all computations after XLA's passes; kernels are those that a fusion
-or a library computes. Seconds are processor time, medians of the rounds: a trace with JAX's
-caches empty, and then XLA's work.
+or a library computes. Seconds are processor time: of a trace with JAX's caches empty, and then
+of XLA. A ratio is of one round; the table has medians of the rounds, and ratios' quartiles.
 """
 
 import argparse
@@ -94,7 +94,8 @@ def main():
   flags = parser.parse_args()
   cases = flags.case or ['efficientnet_b0_gpu', 'convnext_tiny_gpu']
   targets.prepare(flags.target, _cases.config(_cases.CASES[cases[0]]))
-  rows, ratios = [('', *_CONTESTANTS, *(f'{c} over flax' for c in _CONTESTANTS[:-1]))], {}
+  ours = _CONTESTANTS[:-1]
+  rows, ratios = [('', *_CONTESTANTS, *(f'{c} over flax' for c in ours))], {}
   for name in cases:
     figures = {contestant: [] for contestant in _CONTESTANTS}
     for order in _contest.rounds(_CONTESTANTS, flags.rounds):
@@ -102,11 +103,13 @@ def main():
         figures[contestant].append(_figures(contestant, _cases.CASES[name], flags.target))
         print(f'{name}: {contestant}: {figures[contestant][-1]}', flush=True)
     for key in figures['flax'][0]:
-      medians = [statistics.median(f[key] for f in figures[c]) for c in _CONTESTANTS]
-      over = {c: m / medians[-1] for c, m in zip(_CONTESTANTS[:-1], medians, strict=False)}
-      numbers = [f'{m:.6g}' for m in medians] + [f'{ratio:.2f}' for ratio in over.values()]
-      rows.append((f'{name}: {key.replace("_", " ")}', *numbers))
-      ratios |= {f'{name}_{c}_{key}_over_flax': ratio for c, ratio in over.items()}
+      values = {c: [f[key] for f in figures[c]] for c in _CONTESTANTS}
+      over = {c: _contest.over(values['flax'], values[c]) for c in ours}
+      row = [f'{statistics.median(v):.6g}' for v in values.values()]
+      for c, ratio in over.items():
+        row.append(f'{ratio.median:.3f} ({ratio.quartiles[0]:.3f}-{ratio.quartiles[1]:.3f})')
+        ratios[f'{name}_{c}_{key}_over_flax'] = ratio.median
+      rows.append((f'{name}: {key.replace("_", " ")}', *row))
   _common.show(f'compiled for {flags.target.text}', rows, ratios)
 
 
