@@ -3,7 +3,7 @@
   python -m scripts.bench.recovery --config=configs/lenet.py --rounds=8
   python -m scripts.bench.recovery --config=configs/resnet_anp.py:demo --rounds=3 \
     --config.model.norm_group=8
-  python -m scripts.bench.recovery --rounds=0 --cost=6 --config.batch_size=384
+  python -m scripts.bench.recovery --rounds=0 --cost=3 [EMULATED]
   python -m scripts.bench.recovery --figure=docs/images/recovery.png EMULATED
   python -m scripts.bench.recovery --goodput=2700 --processes=16 --config.batch_size=720 EMULATED
 
@@ -11,8 +11,9 @@ A run of four processes on this machine loses one by `kill -9` in each round, th
 time process 0, and gets another one; the first round, which compiles, is not counted.
 `lost` is the time from the kill to the next new step, `noticed` that until the others
 restart (and the line about it is read), `joined` the time without a step when one comes.
-With --cost, a run with cluster.elastic=auto and one with off go on in turns of ten
-seconds, and the ratio of their rates is given. With --figure, two are lost, and one comes back.
+With --cost, runs with cluster.elastic=auto, without its copies, and with off go on in
+turns of ten seconds, and ratios of their rates are given; as runs of the same kind differ,
+there are several, and intervals are of these. With --figure, two are lost, and one comes back.
 
 With --goodput, processes are lost and come back at exponential times for so many seconds,
 and the share of the undisturbed speed that was kept stands next to what the planner's
@@ -52,6 +53,11 @@ _WATCHED = 25.0  # seconds before and after each event of the figure
 _SMOOTHED = 10  # looks at the step, of the figure's rates
 _TURN = 10.0  # seconds that a run goes on while the other one is stopped
 _PARTS = 20  # of a run with random losses
+_KINDS = {
+  'elastic': ('--config.cluster.elastic=auto',),
+  'no copies': ('--config.cluster.elastic=auto', '--config.cluster.mirror_every=1000000000'),
+  'off': ('--config.cluster.elastic=off',),
+}
 
 
 class Run:
@@ -150,7 +156,8 @@ def _flags():
   add = parser.add_argument
   add('--config', default='configs/lenet.py', help='recipe (default: %(default)s)')
   add('--rounds', type=int, default=4, help='rounds that count (default: %(default)s)')
-  add('--cost', type=int, default=0, help='turns without a loss, 2 or more (default: none)')
+  add('--cost', type=int, default=0, help='turns without a loss (default: none)')
+  add('--runs', type=int, default=3, help='runs of each kind in --cost (default: %(default)s)')
   add('--figure', default='', help='a figure of the speed, in place of the rounds')
   add('--processes', type=int, default=4, help='processes (default: %(default)s)')
   add('--goodput', type=float, default=0, help='seconds with random losses, in place of the rounds')
@@ -191,9 +198,10 @@ def main():
     rows = [('a process', 'seconds'), *((name, _quartiles(v)) for name, v in seconds.items())]
     ratios = {f'{n}_over_{_GOALS[n]}_s': statistics.median(seconds[n]) / _GOALS[n] for n in seconds}
     if flags.cost:
-      cost = summaries.summarize(_costs(folder, arguments, flags))
-      rows.append(('rate with elastic=off over auto', f'{cost.mean:.3f} +- {cost.interval:.3f}'))
-      ratios |= {'off_over_auto': cost.mean, 'interval': cost.interval}
+      for kind, over in _costs(folder, arguments, flags).items():
+        cost = summaries.summarize(over)
+        rows.append((f'rate, {kind} over elastic', f'{cost.mean:.3f} +- {cost.interval:.3f}'))
+        ratios |= {f'{kind}_over_elastic': cost.mean, f'{kind}_interval': cost.interval}
   _common.show(f'{flags.config}, {flags.processes} processes', rows, ratios)
 
 
@@ -209,28 +217,31 @@ def _rounds(folder, arguments, flags):
 
 
 def _costs(folder, arguments, flags):
-  """Ratios of the rate with cluster.elastic=off to that with auto, in turns.
+  """Rates over that of elastic runs, of runs that copy nothing and of others, by name.
 
-  Of two runs one is stopped at a time: their clocks do not count that.
+  Of all runs one goes on at a time: their clocks do not count that the others are stopped.
   """
-  rates = {'auto': [], 'off': []}
+  rates = {kind: np.zeros((flags.runs, 2)) for kind in _KINDS}  # steps, and their seconds
   with contextlib.ExitStack() as stack:
     runs = {}
-    for elastic in rates:
-      place = os.path.join(folder, elastic)
+    for kind, number in itertools.product(rates, range(flags.runs)):
+      place = os.path.join(folder, f'{kind} {number}')
       os.makedirs(place)
-      keys = (*arguments, f'--config.cluster.elastic={elastic}')
-      runs[elastic] = stack.enter_context(contextlib.closing(Run(place, flags.processes, *keys)))
-      runs[elastic].watch(time.monotonic() + _TURN)  # it chooses how often it copies
-      runs[elastic].signal(signal.SIGSTOP)
-    for turn in range(flags.cost):
-      for elastic in sorted(rates, reverse=turn % 2):
-        runs[elastic].signal(signal.SIGCONT)
-        runs[elastic].watch(time.monotonic() + 1)
-        (begin, first), *_, (end, last) = runs[elastic].watch(time.monotonic() + _TURN)
-        rates[elastic].append((last - first) / (end - begin))
-        runs[elastic].signal(signal.SIGSTOP)
-  return [off / auto for auto, off in zip(rates['auto'], rates['off'], strict=True)]
+      run = Run(place, flags.processes, *arguments, *_KINDS[kind])
+      runs[kind, number] = stack.enter_context(contextlib.closing(run))
+      run.watch(time.monotonic() + _TURN)  # it chooses how often it copies
+      run.signal(signal.SIGSTOP)
+    chance = random.Random(flags.seed)
+    for _ in range(flags.cost):
+      for kind, number in chance.sample(sorted(runs), len(runs)):
+        run = runs[kind, number]
+        run.signal(signal.SIGCONT)
+        run.watch(time.monotonic() + 1)
+        (begin, first), *_, (end, last) = run.watch(time.monotonic() + _TURN)
+        rates[kind][number] += last - first, end - begin
+        run.signal(signal.SIGSTOP)
+  elastic, *others = (steps / seconds for steps, seconds in (r.T for r in rates.values()))
+  return dict(zip([*_KINDS][1:], (rate / elastic for rate in others), strict=True))
 
 
 def _exponential(mean, count, chance):
