@@ -39,7 +39,7 @@ BUDGET = {
   'anp_jax/tools': 5_875,
   'anp_jax/training': 1_145,
   'core': 30_450,
-  'scripts': 2_745,
+  'scripts': 2_810,
   'tests': 39_405,
   'docs': 3_000,
 }
