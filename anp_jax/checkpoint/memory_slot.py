@@ -66,9 +66,8 @@ class Slot:
     """
     *starts, end = np.cumsum([_HEADER.size, *(piece.data.nbytes for piece in pieces)]).tolist()
     longest = _table(version, pieces, starts, [_MAX_CHECKSUM] * len(pieces))
-    size = end + len(longest)
     with generation.writing:
-      file = self._reserved(size)
+      file = self._reserved(end + len(longest))
       self.version = _NONE
       _store(file, 0, bytes(_HEADER.size))
       checksums = []
@@ -76,6 +75,7 @@ class Slot:
         block = np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8).data
         _store(file, start, block)
         checksums.append(zlib.crc32(block))
+        del block  # it holds the piece's memory
         if isinstance(piece.data, jax.Array):
           piece.data.delete()  # with what it has fetched to the host
       table = _table(version, pieces, starts, checksums)

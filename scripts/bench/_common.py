@@ -71,7 +71,8 @@ def show(title: str, rows: list[tuple], ratios: dict, file=None) -> None:
   """
   print(f'{title} ({cores.count()} cores, {platform.machine()})', file=file)
   print(markdown.plain([list(map(str, row)) for row in rows], 'lr'), file=file)
-  print(json.dumps({k: round(v, 4) for k, v in ratios.items()}), file=file)
+  # A part of scripts/accelerator.sh may be stopped after it.
+  print(json.dumps({k: round(v, 4) for k, v in ratios.items()}), file=file, flush=True)
 
 
 def counts(text: str) -> tuple[int, ...]:

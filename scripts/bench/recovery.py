@@ -157,14 +157,17 @@ def _flags():
   add('--config', default='configs/lenet.py', help='recipe (default: %(default)s)')
   add('--rounds', type=int, default=4, help='rounds that count (default: %(default)s)')
   add('--cost', type=int, default=0, help='turns without a loss (default: none)')
-  add('--runs', type=int, default=3, help='runs of each kind in --cost (default: %(default)s)')
+  add('--runs', type=int, default=3, help='of each kind in --cost, 2 or more (%(default)s)')
   add('--figure', default='', help='a figure of the speed, in place of the rounds')
   add('--processes', type=int, default=4, help='processes (default: %(default)s)')
   add('--goodput', type=float, default=0, help='seconds with random losses, in place of the rounds')
   add('--mtbf', type=float, default=180, help='seconds between losses (default: %(default)s)')
   add('--seed', type=int, default=0, help='which processes are lost when (default: %(default)s)')
   add('--repair', type=float, default=60, help='seconds to its return (default: %(default)s)')
-  return parser.parse_known_args()
+  flags, more = parser.parse_known_args()
+  if flags.runs < 2:
+    parser.error(f'--runs={flags.runs}: expected 2 or more')
+  return flags, more
 
 
 def _quartiles(values):
@@ -237,8 +240,10 @@ def _costs(folder, arguments, flags):
         run = runs[kind, number]
         run.signal(signal.SIGCONT)
         run.watch(time.monotonic() + 1)
-        (begin, first), *_, (end, last) = run.watch(time.monotonic() + _TURN)
-        rates[kind][number] += last - first, end - begin
+        before = len(run.lines('train'))
+        run.watch(time.monotonic() + _TURN)
+        first, *_, last = run.lines('train')[before:]
+        rates[kind][number] += [last[key] - first[key] for key in ('step', 'time')]
         run.signal(signal.SIGSTOP)
   elastic, *others = (steps / seconds for steps, seconds in (r.T for r in rates.values()))
   return dict(zip([*_KINDS][1:], (rate / elastic for rate in others), strict=True))

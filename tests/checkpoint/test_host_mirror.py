@@ -101,6 +101,14 @@ def test_on_other_devices(descriptors):
   _assert_equal(again.restore(lambda step: True)[0], values)
 
 
+def test_a_copy_is_whole_where_the_system_writes_parts(descriptors, monkeypatch):
+  write = os.pwrite
+  monkeypatch.setattr(os, 'pwrite', lambda file, data, start: write(file, data[:100], start))
+  _, abstract, values = _kept()
+  again = host_mirror.HostMirror(abstract, _Processes(descriptors=descriptors), every=1)
+  _assert_equal(again.restore(lambda step: True)[0], values)
+
+
 def test_a_copy_is_written_when_the_numbers_of_its_step_are_recorded():
   """The loop records those of a step after it has begun the next one."""
   state, abstract, _ = _state(1)
@@ -251,7 +259,7 @@ def test_a_copy_that_fails_holds_no_restart_up(monkeypatch, capsys):
   def fail(*_):
     raise jax.errors.JaxRuntimeError('INTERNAL: the device is lost')
 
-  monkeypatch.setattr(memory_slot, '_store', fail)
+  monkeypatch.setattr(memory_slot.zlib, 'crc32', fail)  # between the header and the table
   mirror.keep(7, state)
   assert mirror.wait() == -1
   assert 'the device is lost' in capsys.readouterr().out

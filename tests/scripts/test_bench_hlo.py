@@ -1,6 +1,7 @@
 """The benchmark of compiled programs' sizes: its counts, and a run of it for a CPU."""
 
 import json
+import math
 
 import pytest
 
@@ -40,6 +41,7 @@ def test_a_run_ends_with_finite_ratios():
   ratios = json.loads(done.stdout.splitlines()[-1])
   figures = 'instructions', 'kernels', 'trace_seconds', 'compile_seconds'
   assert {f'tiny_{c}_{f}_over_flax' for c in ('step', 'layers') for f in figures} == set(ratios)
+  assert all(map(math.isfinite, ratios.values()))
   # A step that also counts metrics is no smaller.
   assert (
     ratios['tiny_step_instructions_over_flax'] > ratios['tiny_layers_instructions_over_flax'] > 0
