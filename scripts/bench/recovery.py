@@ -245,8 +245,8 @@ def _costs(folder, arguments, flags):
         first, *_, last = run.lines('train')[before:]
         rates[kind][number] += [last[key] - first[key] for key in ('step', 'time')]
         run.signal(signal.SIGSTOP)
-  elastic, *others = (steps / seconds for steps, seconds in (r.T for r in rates.values()))
-  return dict(zip([*_KINDS][1:], (rate / elastic for rate in others), strict=True))
+  elastic, *controls = (steps / seconds for steps, seconds in (r.T for r in rates.values()))
+  return dict(zip([*_KINDS][1:], (rate / elastic for rate in controls), strict=True))
 
 
 def _exponential(mean, count, chance):
