@@ -8,7 +8,7 @@ import pytest
 
 from anp_jax.data import sources, vocabulary
 from anp_jax.tools import input_cost
-from tests import builders
+from tests import builders, launching
 
 # Other programs on the cores lengthen it by up to a half; the waits for idleness add none.
 _ABOUT = 0.6
@@ -25,7 +25,13 @@ def test_processor_time_counts_what_other_threads_do():
   with futures.ThreadPoolExecutor(1) as pool:
     seconds = input_cost.processor_time(lambda: pool.submit(_work, 0.004).result(), 0.2)
   assert seconds == pytest.approx(0.004, rel=_ABOUT)
-  assert input_cost.processor_time(lambda: time.sleep(0.01), 0.1) < 0.001
+
+
+def test_a_wait_takes_no_processor_time():
+  """A process of its own has none of the threads that other tests have left."""
+  call = 'input_cost.processor_time(lambda: time.sleep(0.01), 0.1)'
+  code = f'import time; from anp_jax.tools import input_cost; print({call})'
+  assert float(launching.python('-c', code, status=0).stdout) < 0.001
 
 
 class _Slow(sources.Source):
