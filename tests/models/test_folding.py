@@ -16,6 +16,7 @@ from anp_jax.system.onednn import c_api, pieces
 from tests import layer_references as references, onednn_here
 
 pytestmark = onednn_here.needed
+wide_vectors = onednn_here.wide_vectors
 PLATFORM = onednn.PLATFORM
 # Of the largest value. float32 rounds each sum at 6e-8 a few times. bfloat16
 # rounds each weight, and the result, once at 2^-9 of its value.

@@ -18,6 +18,7 @@ from anp_jax.system.onednn import c_api, pieces
 from tests import layer_references as references, onednn_here
 
 pytestmark = onednn_here.needed
+wide_vectors = onednn_here.wide_vectors
 PLATFORM = onednn.PLATFORM
 # Of the largest value. float32 rounds each sum at 6e-8 a few times: 1e-6 was
 # seen. bfloat16's are sums in float32 rounded once, at 2^-8 of a value. A

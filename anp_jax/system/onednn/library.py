@@ -17,6 +17,7 @@ PACKAGE = 'onednn-cpu-gomp'
 _INSTALL = f'pip install {PACKAGE}==2023.2.0'
 _FILE = 'libdnnl.so.3'
 _VERSION = '3.2.0'  # of the library in that package
+_WIDE = 'AVX512', 'AVX10'
 
 
 class Library:
@@ -47,16 +48,17 @@ class Library:
       self._most_threads = 1
     self._threads = 1
     self.threads = cores.count()
-    if not self.dtypes:
-      raise c_api.OneDnnError(
-        f'oneDNN uses {self.isa} here, and is faster than XLA from AVX-512 on'
-      )
+    if not any(name in self.isa for name in ('AVX2', *_WIDE)):
+      raise c_api.OneDnnError(f'oneDNN uses {self.isa} here, and was tried from AVX2 on')
+
+  @property
+  def is_wide(self) -> bool:
+    """Whether the library computes with vectors of 512 bits."""
+    return any(name in self.isa for name in _WIDE)
 
   @property
   def dtypes(self) -> tuple[str, ...]:
     """The dtypes in which the library is faster than XLA on this CPU."""
-    if 'AVX512' not in self.isa and 'AVX10' not in self.isa:
-      return ()
     # Below, oneDNN computes bfloat16 as float32 with a rounding after it.
     has_bfloat16 = any(n in self.isa for n in ('BF16', 'FP16', 'AMX', 'AVX10'))
     return ('float32', 'bfloat16') if has_bfloat16 else ('float32',)

@@ -21,6 +21,7 @@ from tests import launching, onednn_here, programs
 
 P = jax.sharding.PartitionSpec
 pytestmark = onednn_here.needed
+wide_vectors = onednn_here.wide_vectors
 _SIDE, _CHANNELS = 10, 64  # enough to be cut into pieces
 
 

@@ -6,11 +6,13 @@ import os
 import platform
 import types
 
+import jax
 import numpy as np
 import pytest
 
 from anp_jax import models
 from anp_jax.reporting import summary
+from anp_jax.system import onednn
 from anp_jax.system.onednn import c_api, library
 from tests import builders, launching, onednn_here
 
@@ -127,6 +129,7 @@ def _isa(monkeypatch, name):
 @pytest.mark.parametrize(
   'name, dtypes',
   [
+    ('AVX2', ('float32',)),
     ('AVX512_CORE_VNNI', ('float32',)),
     ('AVX512_CORE_BF16', ('float32', 'bfloat16')),
     ('AVX512_CORE_AMX', ('float32', 'bfloat16')),
@@ -147,11 +150,24 @@ def test_waiting_threads_leave_their_core_unless_the_user_says_otherwise():
 
 
 @_with_package
-def test_a_cpu_without_avx512_falls_back_with_a_line():
+def test_a_cpu_without_avx2_falls_back_with_a_line():
   """In a process: oneDNN reads the variable once."""
-  what, reason, _ = _in_process(ONEDNN_MAX_CPU_ISA='AVX2')
+  what, reason, _ = _in_process(ONEDNN_MAX_CPU_ISA='AVX')
   assert what == 'none'
-  assert reason == 'oneDNN uses AVX2 here, and is faster than XLA from AVX-512 on'
+  assert reason == 'oneDNN uses AVX here, and was tried from AVX2 on'
+
+
+@pytest.mark.parametrize('name, is_wide', [('AVX2', False), ('AVX512_CORE', True)])
+@_with_package
+def test_norms_and_products_wait_for_avx512(fresh, monkeypatch, name, is_wide):
+  _isa(monkeypatch, name)
+  library.find().threads = 1
+  x = jax.ShapeDtypeStruct((2, 8, 8, 16), 'float32')
+  for size in (3, 1):
+    kernel = jax.ShapeDtypeStruct((size, size, 16, 16), 'float32')
+    spec = onednn.convolution_of('forward', x, kernel, 1, ((0, 0), (0, 0)), 1)
+    assert onednn.takes(spec) == (is_wide or size == 3)
+  assert onednn.takes(onednn.BatchNormSpec('forward', 'float32', (1, 8, 16), 1e-5, True)) == is_wide
 
 
 def _log_line(config, platform_name='cpu'):
