@@ -17,8 +17,10 @@ def pack(folder: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns `SPLIT_images` (n, height, width, 3) uint8, `SPLIT_labels` (n,) and `class_names`."""
   names = sorted(place.name for place in (folder / 'train').iterdir())
   arrays = {'class_names': np.array(names)}
-  for place in folder.iterdir():
-    split = 'train' if place.name == 'train' else 'test'
+  folders = [place for place in folder.iterdir() if place.is_dir() and place.name != 'train']
+  if len(folders) != 1:
+    sys.exit(f'error: {folder}: expected `train` and one folder to test with, not {len(folders)}')
+  for split, place in ('train', folder / 'train'), ('test', folders[0]):
     files = sorted(place.glob('*/*'))
     arrays[f'{split}_images'] = np.stack([np.asarray(Image.open(f).convert('RGB')) for f in files])
     arrays[f'{split}_labels'] = np.array([names.index(f.parent.name) for f in files])

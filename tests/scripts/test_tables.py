@@ -80,6 +80,13 @@ def test_a_tree_of_images_becomes_the_arrays_that_a_run_reads(tmp_path):
   }
 
 
+def test_two_folders_to_test_with_are_refused(tmp_path):
+  _write_tree(tmp_path)
+  (tmp_path / 'extra').mkdir()
+  with pytest.raises(SystemExit, match='expected `train` and one folder to test with, not 2'):
+    pack_arrays.pack(tmp_path)
+
+
 def test_the_images_are_packed_once_for_the_parts_that_read_them(tmp_path):
   _write_tree(tmp_path / 'set')
   python = builders.write_program(

@@ -53,17 +53,17 @@ def lines(plans: Mapping[str, Sequence[points_lib.Point]]) -> str:
     notes.append(_summary(name, points))
     for reason in dict.fromkeys(p.why_not for p in points if p.why_not):
       nodes = _nodes(p for p in points if p.why_not == reason)
-      notes.append(f'{name}: cannot run on {nodes}: {reason}')
+      notes.append(f'{name}: cannot run with {nodes}: {reason}')
     if waiting := [p for p in points if p.runs and p.seconds['input']]:
-      notes.append(f'{name}: input binds on {_nodes(waiting)}: {_wanted(waiting)}')
+      notes.append(f'{name}: input binds with {_nodes(waiting)}: {_wanted(waiting)}')
     if missing := [p for p in points if p.runs and not p.interval]:
-      notes.append(f'{name}: {intervals.NONE} on {_nodes(missing)}, so no interval')
+      notes.append(f'{name}: {intervals.NONE} with {_nodes(missing)}, so no interval')
   notes[:0] = _caution(itertools.chain.from_iterable(plans.values()))
   return report_kit.plain([report_kit.Table(rows), '\n'.join(notes)])
 
 
 def _nodes(points) -> str:
-  return f'{", ".join(str(p.cluster.nodes) for p in points)} nodes'
+  return f'nodes={",".join(str(p.cluster.nodes) for p in points)}'
 
 
 def _wanted(waiting) -> str:

@@ -192,7 +192,7 @@ def test_a_plan_says_where_input_binds_and_what_would_do(capsys, priors_only):
   (line,) = [line for line in lines if ': input binds' in line]
   step = first['step_seconds']
   free = first['batch'] / (sum(step.values()) - step['input'])
-  assert line.startswith('sync: input binds on 1, 2 nodes: its host would have to decode ')
+  assert line.startswith('sync: input binds with nodes=1,2: its host would have to decode ')
   rate, times = re.search(r'decode ([\d,]+) images/s, (.+) times as many', line).groups()
   assert float(rate.replace(',', '')) == pytest.approx(free, rel=1e-4)
   assert float(times) == pytest.approx(free / 200, rel=1e-2)
