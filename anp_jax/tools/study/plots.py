@@ -77,7 +77,7 @@ def accuracy(
     for p, look in curves:
       _curve(axis, p, x, label=p.label, **look)
   for axis, (title, value) in zip(axes[2:], panels):
-    axis.set(title=title, xlabel=_size(simulated))
+    axis.set(title=title, xlabel='workers' if simulated else 'devices in all')
     _series(axis, _both_levels(points), lambda p: p.workers, value)
     if title == _AT_THE_END:
       drawing.percent(axis.yaxis)
@@ -107,10 +107,6 @@ def _seconds_to(target, point):
   """The time to an accuracy, where all seeds reach it: those that do are the quick ones."""
   summary = point.summarize(lambda run: run.spent_to(target, 'seconds'))
   return summary if summary and summary.count == len(point.runs) else None
-
-
-def _size(simulated):
-  return 'workers' if simulated else 'devices in all'
 
 
 @matplotlib.rc_context(_STYLE)
@@ -226,13 +222,14 @@ def _speed_up(axis, points, size, value):
 
 
 def _series(axis, points, size, value):
-  """One line a strategy, with the 95 % interval of the mean over seeds."""
-  for series, look in _looks(points).items():
+  """One line a strategy, with the 95 % interval of the mean over seeds; or side by side."""
+  looks, is_single = _looks(points), len(set(map(size, points))) == 1
+  for i, (series, look) in enumerate(looks.items()):
     chosen_points = [p for p in points if p.series == series and value(p)]
     if not chosen_points:
       continue
     chosen_points.sort(key=size)
-    sizes = [size(p) for p in chosen_points]
+    sizes = [i if is_single else size(p) for p in chosen_points]
     axis.errorbar(
       sizes,
       [value(p).mean for p in chosen_points],
@@ -245,6 +242,8 @@ def _series(axis, points, size, value):
       fill = 'white' if p.oversubscribed else look['color']
       axis.plot(x, value(p).mean, markerfacecolor=fill, **look)
   drawing.label_sizes(axis, map(size, points))
+  if is_single:
+    axis.set_xticks([(len(looks) - 1) / 2], [str(size(points[0]))])
   axis.set_ylim(bottom=0)
 
 

@@ -108,7 +108,10 @@ def test_strategies_with_varied_keys_are_curves_of_one_panel():
         cell = grid.Cell('parameter_server', 8, 1, seed, varied, simulated=True, title=name)
         runs[cell] = study_runs.run(0.1, accuracy + 0.02 * seed, seconds=factor)
   points = study_results.points(list(runs), runs, {})
-  _, time = plots.accuracy(points, ()).axes
+  _, time, target = plots.accuracy(points, (0.5,)).axes
+  # Of one size, so side by side.
+  assert [float(c.lines[0].get_xdata()[0]) for c in target.containers] == [0, 1, 2, 3]
+  assert [tick.get_text() for tick in target.get_xticklabels()] == ['8']
   lines = {line.get_label(): line.get_xydata().tolist() for line in time.lines}
   assert lines == {
     f'{name}, spread={spread}, 8 workers': [[factor, 0.1], [2 * factor, pytest.approx(score)]]
