@@ -22,19 +22,22 @@ three=${SEEDS:-0,1,2} five=${SEEDS:-0,1,2,3,4} eight=${SEEDS:-0,1,2,3,4,5,6,7}
 lenet="--config=configs/lenet.py:mnist --config.data.source=arrays --config.data.path=${MNIST:-MNIST}"
 pixels="--config.data.source=arrays --config.data.path=$cifar10"
 full=configs/cifar10_full.py:cifar10 resnet=configs/resnet_cifar10.py
-half=32000examples early=4000examples warmup=6400examples four=4epochs sixteen=16epochs epoch=1epochs often=15000examples
+half=32000examples early=4000examples finely=2000examples warmup=6400examples four=4epochs sixteen=16epochs epoch=1epochs often=15000examples
 grid=0.0003,0.001,0.003,0.01,0.03
 if [ "${SMALL:-}" ]; then
   three=0 five=0 eight=0 lenet=--config=configs/lenet.py pixels= full=configs/cifar10_full.py resnet=configs/resnet_cifar10.py:tiny
-  half=512examples early=256examples warmup=64examples four=512examples sixteen=512examples epoch=256examples often=256examples
+  half=512examples early=256examples finely=256examples warmup=64examples four=512examples sixteen=512examples epoch=256examples often=256examples
   grid=0.001,0.003
 fi
 study='anp_jax.tools.study strategies'
 equal=--simulate=step_seconds=1,spread=0.2
-slow='(),((0,5.0),),((0,3.0),(1,3.0),(2,3.0),(3,3.0))'
+slow='((0,5.0),),((0,3.0),(1,3.0),(2,3.0),(3,3.0))'
 methods="$lenet --workers=8 --strategies=configs/methods_mnist.toml"
+whole="--config.duration=$four --config.eval.every=$often --target_accuracy=0.98"
+begin="--config.duration=$half --config.eval.every=$finely --target_accuracy=0.9,0.95"
+spread=--simulate=step_seconds=1,spread=1
+outages=--simulate=step_seconds=1,spread=0.2,outage_chance=0.01,outage_seconds=60
 early="--config.duration=$half --config.eval.every=$early"
-profiles="$methods --seeds=$three --target_accuracy=0.95 $early"
 workers="$lenet --seeds=$three --strategies=configs/workers_mnist.toml $equal --tune=optimizer.learning_rate=$grid $early"
 dana='--strategies=parameter_server --vary=strategy.look_ahead=dana'
 weak="$equal --scaling=weak --config.batch_size=16 --config.schedule.warmup=$epoch"
@@ -52,10 +55,13 @@ local8='--strategies=local_sgd --config.strategy.period=8'
 
 parts() {
   cat <<END
-methods $study $methods --workdir=$out/methods --seeds=$eight $equal --config.duration=$four --config.eval.every=$often --target_accuracy=0.98
-profiles $study $profiles --workdir=$out/profiles $equal --vary=strategy.simulate.slow=$slow
-spread $study $profiles --workdir=$out/spread --simulate=step_seconds=1,spread=1
-outages $study $profiles --workdir=$out/outages --simulate=step_seconds=1,spread=0.2,outage_chance=0.01,outage_seconds=60
+methods $study $methods --workdir=$out/methods --seeds=$eight $equal $whole
+slow $study $methods --workdir=$out/slow --seeds=$three $equal --vary=strategy.simulate.slow=$slow $whole
+spread $study $methods --workdir=$out/spread --seeds=$three $spread $whole
+outages $study $methods --workdir=$out/outages --seeds=$three $outages $whole
+early $study $methods --workdir=$out/early --seeds=$three $equal --vary=strategy.simulate.slow=(),$slow $begin
+early_spread $study $methods --workdir=$out/early_spread --seeds=$three $spread $begin
+early_outages $study $methods --workdir=$out/early_outages --seeds=$three $outages $begin
 workers $study $workers --workdir=$out/workers --workers=16,32
 workers_warm $study $workers --workdir=$out/workers_warm --workers=16,32 --config.schedule.warmup=$warmup
 workers_64 $study $workers --workdir=$out/workers_64 --workers=64
