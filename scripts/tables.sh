@@ -41,7 +41,7 @@ early="--config.duration=$half --config.eval.every=$early"
 workers="$lenet --seeds=$three --strategies=configs/workers_mnist.toml $equal --tune=optimizer.learning_rate=$grid $early"
 dana='--strategies=parameter_server --vary=strategy.look_ahead=dana'
 weak="$equal --scaling=weak --config.batch_size=16 --config.schedule.warmup=$epoch"
-converged="$lenet --seeds=$three $dana $weak --config.duration=$four --config.eval.every=$often"
+converged="$lenet --seeds=$three $equal $whole --config.schedule.warmup=$epoch"
 nodes="$lenet --seeds=$three --target_accuracy=0.98 --scaling=weak --config.batch_size=15 --config.duration=$four"
 sixteen_nodes="$nodes --workers=16 --simulate=step_seconds=0.02,image_seconds=0.002,spread=0.1,slow=3:3"
 cosine="--config.schedule.name=cosine --config.eval.every=$epoch"
@@ -65,8 +65,11 @@ early_outages $study $methods --workdir=$out/early_outages --seeds=$three $outag
 workers $study $workers --workdir=$out/workers --workers=16,32
 workers_warm $study $workers --workdir=$out/workers_warm --workers=16,32 --config.schedule.warmup=$warmup
 workers_64 $study $workers --workdir=$out/workers_64 --workers=64
-converged $study $converged --workdir=$out/converged --workers=16,32 --tune=optimizer.learning_rate=0.0003,0.001,0.003
-converged_32 $study $converged --workdir=$out/converged_32 --workers=32 $rate=0.001
+converged $study $converged --workdir=$out/converged --strategies=sync --workers=16 --config.batch_size=128 $rate=0.03
+converged_local $study $converged --workdir=$out/converged_local $local8 --workers=16,32,64 --config.batch_size=128 $rate=0.01
+converged_16 $study $converged --workdir=$out/converged_16 $dana --workers=16 --config.batch_size=16 $rate=0.003
+converged_32 $study $converged --workdir=$out/converged_32 $dana --workers=32 --config.batch_size=16 $rate=0.001
+converged_64 $study $converged --workdir=$out/converged_64 $dana --workers=64 --config.batch_size=16 $rate=0.0003
 nodes $study $sixteen_nodes --workdir=$out/nodes --config.schedule.warmup=$epoch --config.schedule.name=cosine --config.eval.every=$often --strategies=sync,local_sgd --config.strategy.period=8 --tune=optimizer.learning_rate=0.0005,0.002,0.008,0.032
 nodes_backup $study $sixteen_nodes --workdir=$out/nodes_backup --strategies=parameter_server --config.strategy.mode=synchronous --config.strategy.backup_workers=1 $rate=0.032
 nodes_one $study $nodes --workdir=$out/nodes_one --nodes=1 --config.schedule.warmup=$epoch --config.schedule.name=cosine --config.eval.every=$often --strategies=sync --vary=optimizer.learning_rate=0.002,0.008
