@@ -222,7 +222,7 @@ def _speed_up(axis, points, size, value):
 
 
 def _series(axis, points, size, value):
-  """One line a strategy, with the 95 % interval of the mean over seeds; or side by side."""
+  """One line a strategy, with the 95 % interval of its mean; if of one size, side by side."""
   looks, is_single = _looks(points), len(set(map(size, points))) == 1
   for i, (series, look) in enumerate(looks.items()):
     chosen_points = [p for p in points if p.series == series and value(p)]
